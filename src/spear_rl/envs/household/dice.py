@@ -1,0 +1,49 @@
+"""Draws that give the same answer on every Python version and machine: only `Random.random` promises that."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Dice:
+    """A seeded stream of choices."""
+
+    __slots__ = ("_random",)
+
+    def __init__(self, *seed: object) -> None:
+        digest = hashlib.sha256(repr(seed).encode()).digest()
+        self._random = random.Random(int.from_bytes(digest[:8], "big")).random
+
+    def chance(self, probability: float) -> bool:
+        return self._random() < probability
+
+    def below(self, limit: int) -> int:
+        return int(self._random() * limit)
+
+    def between(self, low: int, high: int) -> int:
+        """A number from low to high, both included."""
+        return low + self.below(high - low + 1)
+
+    def choice(self, options: Sequence[T]) -> T:
+        return options[self.below(len(options))]
+
+    def weighted(self, options: Sequence[T], weights: Sequence[float]) -> T:
+        """An option, with a probability in proportion to its weight."""
+        mark = self._random() * sum(weights)
+        for option, weight in zip(options, weights, strict=True):
+            mark -= weight
+            if mark < 0:
+                return option
+        return options[-1]
+
+    def shuffled(self, things: Sequence[T]) -> list[T]:
+        pile = list(things)
+        for last in range(len(pile) - 1, 0, -1):
+            swap = self.below(last + 1)
+            pile[last], pile[swap] = pile[swap], pile[last]
+        return pile

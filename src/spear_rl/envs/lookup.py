@@ -1,0 +1,96 @@
+"""A toy of two turns: a code is hidden, `look` shows it, saying it wins. Takes microseconds; made for tests."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import partial
+
+from spear_rl.rollout.env import Observation, StepResult, Task
+
+FAMILIES = ("red", "green", "blue", "gold")
+SPLITS = {"train": 64, "validation": 16, "test": 16}
+INSTRUCTIONS = "A digit is hidden. Say look to see it, then say the digit."
+
+_DIGITS = "0123456789"
+_FIRST_NUMBER = {"train": 0, "validation": 64, "test": 80}
+
+
+def tasks(
+    split: str = "train", *, num_digits: int = 10, max_tasks: int | None = None, families: Sequence[str] = ()
+) -> Sequence[Task]:
+    """The tasks of a split, in a fixed order; `num_digits` says how many different codes there are."""
+    if split not in SPLITS:
+        raise ValueError(f"unknown split {split!r}: there is {', '.join(SPLITS)}")
+    for family in families:
+        if family not in FAMILIES:
+            raise ValueError(f"unknown family {family!r}: there is {', '.join(FAMILIES)}")
+    if not 1 <= num_digits <= len(_DIGITS):
+        raise ValueError(f"num_digits must be 1 to {len(_DIGITS)}, got {num_digits}")
+    first = _FIRST_NUMBER[split]
+    chosen = []
+    for number in range(first, first + SPLITS[split]):
+        family, digit = FAMILIES[number % len(FAMILIES)], _DIGITS[_draw("digit", number) % num_digits]
+        if not families or family in families:
+            chosen.append(
+                Task(
+                    id=f"lookup/{split}/{number:03d}",
+                    make_env=partial(LookupEnv, family, digit, num_digits),
+                    family=family,
+                    instructions=INSTRUCTIONS,
+                    demonstrate=partial(demonstration, number, digit, num_digits),
+                )
+            )
+    return tuple(chosen[:max_tasks])
+
+
+def demonstration(number: int, digit: str, num_digits: int, seed: int) -> list[str]:
+    """Looks and answers in half of the demonstrations and guesses in the rest: imitation leaves room to learn."""
+    if _draw("looks", number, seed) % 2:
+        return ["look", digit]
+    return [_DIGITS[_draw("guess", number, seed) % num_digits]]
+
+
+class LookupEnv:
+    """One episode: a hidden digit of one colour."""
+
+    __slots__ = ("_choices", "_digit", "_family", "_is_over", "_looked")
+
+    def __init__(self, family: str, digit: str, num_digits: int = 10) -> None:
+        self._family = family
+        self._digit = digit
+        self._choices = ("look", *_DIGITS[:num_digits])
+        self._looked = False
+        self._is_over = True
+
+    def reset(self) -> Observation:
+        self._looked = self._is_over = False
+        return self._observation()
+
+    def step(self, action: str) -> StepResult:
+        if self._is_over:
+            raise RuntimeError("no episode of lookup is under way: call reset() first")
+        word = action.strip()
+        if word == "look":
+            self._looked = True
+            return StepResult(self._observation(), used_tool=True, success=False)
+        self._is_over = True
+        is_right = word == self._digit
+        return StepResult(
+            Observation("right" if is_right else "wrong", state_key="over"),
+            reward=float(is_right),
+            done=True,
+            invalid="" if word else "no_action",
+            success=is_right,
+        )
+
+    def close(self) -> None:
+        self._is_over = True
+
+    def _observation(self) -> Observation:
+        shown = self._digit if self._looked else "?"
+        return Observation(f"{self._family} code {shown}", state_key=shown, choices=self._choices)
+
+
+def _draw(*what: object) -> int:
+    return int.from_bytes(hashlib.sha256(repr(what).encode()).digest()[:4], "big")

@@ -1,0 +1,17 @@
+"""Mistakes a user can mend: shown as one sentence with exit code 2, never as a traceback. Standard library only."""
+
+
+class UserError(Exception):
+    """Says what is wrong and what to do."""
+
+
+class ConfigError(UserError):
+    """A setting is unknown or cannot work."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint is missing or damaged."""
+
+
+class MissingExtraError(UserError):
+    """An optional package is not installed."""

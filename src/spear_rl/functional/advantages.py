@@ -1,0 +1,92 @@
+"""Advantage estimators: rewards and group labels in, one number an entry out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def group_relative(values: Tensor, groups: Tensor, *, divide_by_std: bool = False, eps: float = 1e-6) -> Tensor:
+    """Center `values` inside each group; the whole of GRPO's estimator.
+
+    Args:
+        values: [N] one score an entry.
+        groups: [N] integer label an entry; equal labels are compared with each other.
+        divide_by_std: also divide by the group's sample standard deviation plus `eps` (GRPO); without it, Dr. GRPO.
+
+    Returns:
+        [N] advantages. A group of one gets 0: it has nothing to be compared with.
+    """
+    index, count, shifted = _above_group_minimum(values, groups)
+    mean = torch.zeros_like(count).index_add_(0, index, shifted) / count
+    centered = shifted - mean[index]
+    if divide_by_std:
+        variance = torch.zeros_like(count).index_add_(0, index, centered**2) / (count - 1).clamp(min=1)
+        centered = centered / (variance.sqrt()[index] + eps)
+    return centered.to(values.dtype)
+
+
+def leave_one_out(values: Tensor, groups: Tensor) -> Tensor:
+    """RLOO: each value minus the mean of the *other* values of its group; a group of one gets 0.
+
+    Args:
+        values, groups: [N] as in `group_relative`.
+    """
+    index, count, shifted = _above_group_minimum(values, groups)
+    total = torch.zeros_like(count).index_add_(0, index, shifted)
+    others = (total[index] - shifted) / (count[index] - 1).clamp(min=1)
+    return torch.where(count[index] > 1, shifted - others, 0.0).to(values.dtype)
+
+
+def discounted_returns(rewards: Tensor, *, discount: float) -> Tensor:
+    """[M] reward-to-go of one episode: G_t = r_t + discount * G_{t+1}."""
+    out, future = torch.zeros_like(rewards), torch.zeros((), dtype=rewards.dtype, device=rewards.device)
+    for turn in range(len(rewards) - 1, -1, -1):
+        future = rewards[turn] + discount * future
+        out[turn] = future
+    return out
+
+
+def gigpo(
+    rewards: Tensor,
+    groups: Tensor,
+    turn_returns: Tensor,
+    turn_states: Tensor,
+    turn_trajectory: Tensor,
+    *,
+    step_weight: float = 1.0,
+    divide_by_std: bool = False,
+    episode_weight: float = 1.0,
+) -> Tensor:
+    """Episode advantage plus `step_weight` times the advantage among visits to the same state.
+
+    Args:
+        rewards, groups: [N] an episode; the episode mean is over trajectories, not over rows.
+        turn_returns, turn_states, turn_trajectory: [M] a turn; `turn_trajectory` indexes [N].
+            Equal `turn_states` are compared; the caller keeps states of different groups apart.
+
+    Returns:
+        [M] one advantage a turn. A state visited once adds 0.
+    """
+    episode = group_relative(rewards, groups, divide_by_std=divide_by_std)[turn_trajectory]
+    turn = group_relative(turn_returns, turn_states, divide_by_std=divide_by_std)
+    return episode_weight * episode + step_weight * turn
+
+
+def recalibrate(rewards: Tensor, baseline: float | Tensor) -> Tensor:
+    """Advantages of replayed episodes against today's baseline instead of their own group's. Never divided by a std."""
+    return rewards - baseline
+
+
+def _above_group_minimum(values: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Group index [N], group sizes [K] and values above their group's minimum [N], in double precision.
+
+    Subtracting the minimum first makes a flat group exactly 0 whatever its level, so that rounding can never let
+    an episode of a flat group pass for better than its siblings.
+    """
+    labels, index = torch.unique(groups, return_inverse=True)
+    exact = values.to(torch.float64)
+    count = torch.zeros(len(labels), dtype=exact.dtype, device=exact.device)
+    lowest = torch.full_like(count, torch.inf).scatter_reduce_(0, index, exact, "amin")
+    count.index_add_(0, index, torch.ones_like(exact))
+    return index, count, exact - lowest[index]

@@ -1,0 +1,79 @@
+"""What the policy is shown at each turn: one growing conversation, or an independent prompt a turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from spear_rl.rollout.env import Observation, Task
+from spear_rl.rollout.renderer import Renderer
+from spear_rl.types import Turn
+
+Layout = Callable[[Renderer, Task, Sequence[Observation], Sequence[Turn]], list[int]]
+"""Task, all observations so far (one more than turns) and all turns so far in; the next prompt's token ids out."""
+
+Detail = Literal["full", "short"]
+"""full: instructions and the list of possible actions are in the prompt; short: observations only, for tiny models."""
+
+
+def growing_chat(
+    renderer: Renderer,
+    task: Task,
+    observations: Sequence[Observation],
+    turns: Sequence[Turn],
+    *,
+    detail: Detail = "full",
+) -> list[int]:
+    """Everything said so far, in the very tokens it was said in. Its turns train as one row."""
+    shown = _shown(observations[-1], detail)
+    if turns:
+        return renderer.extended(turns[-1].prompt_ids, turns[-1].completion.token_ids, shown)
+    opening = f"{task.instructions}\n\n{shown}" if detail == "full" and task.instructions else shown
+    return renderer.prompt([{"role": "user", "content": opening}])
+
+
+def independent_turns(
+    renderer: Renderer,
+    task: Task,
+    observations: Sequence[Observation],
+    turns: Sequence[Turn],
+    *,
+    detail: Detail = "full",
+    num_recent: int = 2,
+) -> list[int]:
+    """A fresh prompt a turn: task, step count, the last (observation, action) pairs, and what is seen now.
+
+    Example, turn 4 with num_recent = 1 and detail = "short":
+
+        You are in ... Your task is to: put a mug in shelf.
+        Steps taken: 3. The last 1:
+        [2] You arrive at desk 1. On the desk 1, you see a mug 1.
+        > take mug 1 from desk 1
+        Now: You pick up the mug 1 from the desk 1.
+    """
+    first, now = observations[0], observations[-1]
+    lines = [task.instructions, ""] if detail == "full" and task.instructions else []
+    lines.append(first.text)
+    if turns:
+        start = max(len(turns) - num_recent, 0)
+        lines.append(f"Steps taken: {len(turns)}. The last {len(turns) - start}:")
+        for number in range(start, len(turns)):
+            said = "(shown above)" if number == 0 else observations[number].text
+            lines += [f"[{number}] {said}", f"> {turns[number].text}"]
+        lines.append(f"Now: {_shown(now, detail)}")
+    elif detail == "full" and first.choices:
+        lines.append(_choices(first))
+    return renderer.prompt([{"role": "user", "content": "\n".join(lines)}])
+
+
+LAYOUTS: dict[str, Callable[..., list[int]]] = {"chat": growing_chat, "turns": independent_turns}
+
+
+def _shown(observation: Observation, detail: Detail) -> str:
+    if detail == "full" and observation.choices:
+        return f"{observation.text}\n{_choices(observation)}"
+    return observation.text
+
+
+def _choices(observation: Observation) -> str:
+    return "Possible actions: " + "; ".join(observation.choices)

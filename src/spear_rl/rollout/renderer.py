@@ -1,0 +1,92 @@
+"""Chat messages to token ids and back, through the tokenizer's own chat template. Tokens once written never change."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+Message = dict[str, str]
+
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+)
+"""For a tokenizer without a chat template."""
+
+_MARK = "\u2063mark\u2063"
+
+
+class Renderer(Protocol):
+    """Text to tokens and back; owns the chat template."""
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """A whole conversation, ready for the policy's next message."""
+        ...
+
+    def extended(self, prompt_ids: list[int], completion_ids: list[int], reply: str) -> list[int]:
+        """The prompt after the policy said `completion_ids` and the environment answered `reply`."""
+        ...
+
+    def answer(self, text: str) -> list[int]:
+        """What a policy that says exactly `text` would have sampled."""
+        ...
+
+    def parse(self, token_ids: list[int]) -> str: ...
+
+
+class ChatRenderer:
+    """A renderer over any Hugging Face tokenizer.
+
+    A growing conversation is extended, never rendered anew, so the tokens the policy sampled stay as they are. With a
+    ChatML template, for a prompt p and a completion c that ended itself:
+
+        extended(p, c, "Nothing happens.") == p + c + ids("\\n<|im_start|>user\\nNothing happens.<|im_end|>\\n...")
+
+    and for one that was cut off, the missing end `<|im_end|>` comes first.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        if tokenizer.eos_token_id is None:
+            raise ValueError(
+                "engine.model: its tokenizer has no end token (eos_token), so no completion could ever end"
+            )
+        self._template: str | None = None
+        if not tokenizer.chat_template:
+            warnings.warn("the tokenizer has no chat template; using plain 'role: text' lines", stacklevel=2)
+            self._template = PLAIN_TEMPLATE
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        return self._ids(self._text(messages))
+
+    def extended(self, prompt_ids: list[int], completion_ids: list[int], reply: str) -> list[int]:
+        between = self._ids(self._after_answer(reply))
+        if completion_ids and between and completion_ids[-1] == between[0]:
+            between = between[1:]
+        return [*prompt_ids, *completion_ids, *between]
+
+    def answer(self, text: str) -> list[int]:
+        return [*self._ids(text), self._tokenizer.eos_token_id]
+
+    def parse(self, token_ids: list[int]) -> str:
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True)).strip()
+
+    def _after_answer(self, reply: str) -> str:
+        """The template's text from the end of an answer to the next generation prompt, around `reply`."""
+        messages = [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": _MARK},
+            {"role": "user", "content": reply},
+        ]
+        return self._text(messages).rpartition(_MARK)[2]
+
+    def _text(self, messages: Sequence[Message]) -> str:
+        return str(
+            self._tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True, chat_template=self._template
+            )
+        )
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))

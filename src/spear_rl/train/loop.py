@@ -1,0 +1,151 @@
+"""The training loop: RL steps, evaluation, checkpoints. Its parts come as arguments; it reads no config."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spear_rl.algorithms.base import Algorithm
+from spear_rl.engines.base import NonFiniteLossError
+from spear_rl.engines.hf import HFEngine
+from spear_rl.errors import UserError
+from spear_rl.rollout.env import Task
+from spear_rl.train.callbacks import Callback, Event, write_trajectories
+from spear_rl.train.checkpoint import checkpoints, load_state, save_checkpoint
+from spear_rl.train.evaluate import Evaluation
+from spear_rl.train.step import CollectFn, timed, train_step
+from spear_rl.types import Group, Metrics
+
+
+class TaskOrder:
+    """Which tasks a step plays: a pure function of the step, so that arms see the same tasks and resuming is exact.
+
+    The panel is gone through in a new random order again and again; a step takes the next `num_tasks` of it.
+    """
+
+    def __init__(self, tasks: Sequence[Task], *, num_tasks: int, seed: int) -> None:
+        self._tasks, self._num_tasks, self._seed = tasks, num_tasks, seed
+
+    def __call__(self, step: int) -> list[Task]:
+        places = [divmod(p, len(self._tasks)) for p in range(step * self._num_tasks, (step + 1) * self._num_tasks)]
+        orders = {lap: self._order(lap) for lap in {lap for lap, _ in places}}
+        return [self._tasks[orders[lap][place]] for lap, place in places]
+
+    def _order(self, lap: int) -> list[int]:
+        return random.Random(f"{self._seed}/{lap}").sample(range(len(self._tasks)), len(self._tasks))
+
+
+@dataclass
+class Trainer:
+    """One run: its parts, and how far it has come."""
+
+    run_dir: Path
+    engine: HFEngine
+    algorithm: Algorithm
+    collect: CollectFn
+    evaluate: Callable[[int], Evaluation | None]
+    learning_rate: Callable[[int], float]
+    rng: random.Random
+    num_minibatches: int = 1
+    checkpoint_every: int = 10
+    trajectories_every: int = 0
+    eval_every: int = 0
+    callbacks: Sequence[Callback] = ()
+    step: int = 0
+    """The next step to take."""
+    before: Evaluation | None = None
+    """How good the policy was when RL began."""
+    latest: Evaluation | None = None
+    """How good it was when last evaluated."""
+    seconds: Metrics = field(default_factory=dict)
+
+    def run(self, steps: int) -> None:
+        """Go on until `steps` steps are done."""
+        if self.step == 0 and self.before is None:
+            self._evaluate()
+            self.before = self.latest
+            self.save()
+        while self.step < steps:
+            self._take_step(steps)
+            last = self.step == steps
+            if last or (self.eval_every and self.step % self.eval_every == 0):
+                self._evaluate()
+            if last or self.step % self.checkpoint_every == 0:
+                self.save()
+        self._tell(Event("end", self.step, steps))
+
+    def _take_step(self, steps: int) -> None:
+        step = self.step
+        dumps = self.trajectories_every and step % self.trajectories_every == 0
+        path = self.run_dir / "trajectories" / f"step_{step:06d}.jsonl"
+
+        def dump(groups: Sequence[Group], advantages: Sequence[Sequence[float]], why: Sequence[Sequence[str]]) -> None:
+            write_trajectories(path, groups, advantages, why)
+
+        self.engine.set_learning_rate(self.learning_rate(step))
+        metrics: Metrics = {}
+        try:
+            with timed("time/step", metrics):
+                metrics |= train_step(
+                    step,
+                    collect=self.collect,
+                    algorithm=self.algorithm,
+                    engine=self.engine,
+                    rng=self.rng,
+                    num_minibatches=self.num_minibatches,
+                    on_played=dump if dumps else None,
+                )
+        except NonFiniteLossError as error:
+            saved = checkpoints(self.run_dir / "checkpoints")[-1].name
+            raise UserError(
+                f"step {step}: {error}. Nothing is lost: set run.resume=true with a smaller optim.learning_rate "
+                f"(it is {self.learning_rate(step):g}) or optim.max_grad_norm to go on from {saved}"
+            ) from error
+        for name in ("time/step", "time/rollout", "time/update"):
+            self.seconds[name] = self.seconds.get(name, 0.0) + metrics[name]
+        self.step += 1
+        self._tell(Event("step", step, steps, metrics | {"policy/learning_rate": self.learning_rate(step)}))
+
+    def _evaluate(self) -> None:
+        spent: Metrics = {}
+        with timed("time/eval", spent):
+            self.latest = self.evaluate(self.step)
+        self.seconds["time/eval"] = self.seconds.get("time/eval", 0.0) + spent["time/eval"]
+        if self.latest is not None:
+            self._tell(Event("eval", self.step, metrics=self.latest.as_dict()))
+
+    def _tell(self, event: Event) -> None:
+        for callback in self.callbacks:
+            callback(event)
+
+    def save(self) -> None:
+        """Write everything a later process needs to go on bit for bit."""
+        state: dict[str, Any] = {
+            "engine": self.engine.state_dict(),
+            "algorithm": self.algorithm.state_dict(),
+            "rng": list(self.rng.getstate()),
+            "torch_rng": torch.get_rng_state(),
+            "seconds": self.seconds,
+            "before": self.before.as_dict() if self.before else None,
+            "latest": self.latest.as_dict() if self.latest else None,
+        }
+        folder = self.run_dir / "checkpoints"
+        save_checkpoint(folder, step=self.step, model=self.engine.model, tokenizer=self.engine.tokenizer, state=state)
+        self._tell(Event("checkpoint", self.step))
+
+    def restore(self, checkpoint: Path) -> None:
+        """Take up a checkpoint's state; its weights were loaded with the engine."""
+        self.step, state = load_state(checkpoint)
+        self.engine.load_state_dict(state["engine"])
+        self.algorithm.load_state_dict(state["algorithm"])
+        version, internal, gauss = state["rng"]
+        self.rng.setstate((version, tuple(internal), gauss))
+        torch.set_rng_state(state["torch_rng"])
+        self.seconds = state["seconds"]
+        self.before = Evaluation(**state["before"]) if state["before"] else None
+        self.latest = Evaluation(**state["latest"]) if state["latest"] else None

@@ -1,0 +1,103 @@
+"""The words of the library: what one episode is made of. Standard library only.
+
+step        one training iteration
+turn        one policy message and the environment's answer to it
+trajectory  one episode: its turns in order
+group       sibling trajectories of the same task
+row         one padded line of a batch (a turn, or several turns that share one growing conversation)
+reward      the task's own; bonus and shaping are ours and are kept apart from it
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+Metrics = dict[str, float]
+
+
+class Stop(StrEnum):
+    """Why an episode ended."""
+
+    DONE = "done"
+    """The environment said so."""
+    MAX_TURNS = "max_turns"
+    """The turn limit cut it off."""
+    OVERLONG = "overlong"
+    """A completion or the context hit its token limit."""
+    FAILED = "failed"
+    """The machinery broke (an environment raised, a worker died). Never trains, never counts as a zero reward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What a generator returns for one prompt."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    """Log-probability of each sampled token under the policy that sampled it."""
+    truncated: bool = False
+    """It hit the token limit before it ended itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One prompt, the policy's answer to it, and what the environment gave for it."""
+
+    prompt_ids: list[int]
+    completion: Completion
+    reward: float = 0.0
+    """The environment's own reward for this turn."""
+    state_key: str = ""
+    """Equal keys inside one group mean "the same state" (GiGPO's anchor). Empty: never equal."""
+    used_tool: bool = False
+    invalid: str = ""
+    """Why the environment could not act on this turn; empty when it could."""
+    observation: str = ""
+    """The text the policy answered to."""
+    text: str = ""
+    """The policy's answer, decoded."""
+    shaping: float = 0.0
+    """Our format term for this turn, filled in by the training step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One episode. `reward` is the task's own; `bonus` is ours and never reaches the replay baseline."""
+
+    turns: list[Turn]
+    stop: Stop
+    bonus: float = 0.0
+    success: bool = False
+
+    @property
+    def reward(self) -> float:
+        return sum(turn.reward for turn in self.turns)
+
+    @property
+    def score(self) -> float:
+        """What on-policy learning compares: reward, bonus and format terms together."""
+        return self.reward + self.bonus + sum(turn.shaping for turn in self.turns)
+
+    @property
+    def num_tool_turns(self) -> int:
+        return sum(turn.used_tool for turn in self.turns)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens the policy wrote."""
+        return sum(len(turn.completion.token_ids) for turn in self.turns)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Sibling episodes of one task: the unit every group-relative estimator works on."""
+
+    task_id: str
+    trajectories: list[Trajectory]
+    step: int = 0
+    """The training step whose policy sampled it."""
+    info: dict[str, str] = field(default_factory=dict)
+    """What else is known of the task; `family` is the kind of task it is."""
+    num_failed: int = 0
+    """Episodes the machinery lost even after a retry; they are not among `trajectories`."""
