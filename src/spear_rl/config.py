@@ -221,8 +221,6 @@ class Sft:
     """Passes over them."""
     batch_size: int = 16
     """Episodes an update."""
-    all_tokens: bool = False
-    """Learn to predict the environment's words too: for a model from scratch, which has to learn to read."""
     learning_rate: float = 1e-4
     """Peak rate, after a warm-up over the first tenth; falls to a tenth."""
 

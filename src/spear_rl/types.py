@@ -10,6 +10,7 @@ reward      the task's own; bonus and shaping are ours and are kept apart from i
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -72,12 +73,13 @@ class Trajectory:
 
     @property
     def reward(self) -> float:
-        return sum(turn.reward for turn in self.turns)
+        # fsum: siblings that earned the same in another order must come out exactly equal.
+        return math.fsum(turn.reward for turn in self.turns)
 
     @property
     def score(self) -> float:
         """What on-policy learning compares: reward, bonus and format terms together."""
-        return self.reward + self.bonus + sum(turn.shaping for turn in self.turns)
+        return math.fsum([*(turn.reward for turn in self.turns), *(turn.shaping for turn in self.turns), self.bonus])
 
     @property
     def num_tool_turns(self) -> int:

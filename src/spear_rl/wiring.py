@@ -174,6 +174,7 @@ def sampling_of(config: Config, *, temperature: float | None = None) -> Sampling
 
 def engine_of(config: Config, *, folder: Path | None = None) -> HFEngine:
     """The policy: from a checkpoint `folder`, or as engine.model says."""
+    _quiet()
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     if folder is not None:
@@ -191,6 +192,13 @@ def engine_of(config: Config, *, folder: Path | None = None) -> HFEngine:
         micro_batch_tokens=config.engine.micro_batch_tokens,
         seed=config.run.seed,
     )
+
+
+def _quiet() -> None:
+    """The console has a progress bar of its own."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
 
 def _texts(tasks: Sequence[Task], config: Config, *, num_episodes: int = 400) -> list[str]:
@@ -314,7 +322,6 @@ def cold_start_from(
         epochs=config.sft.epochs,
         batch_size=config.sft.batch_size,
         learning_rate=config.sft.learning_rate,
-        all_tokens=config.sft.all_tokens,
         set_learning_rate=engine.set_learning_rate,
         rng=random.Random(f"sft/{config.run.seed}"),
         on_update=tell,

@@ -8,6 +8,7 @@ from typing import Any
 
 from spear_rl.algorithms import filters
 from spear_rl.algorithms.base import AdvantageFn, Algorithm
+from spear_rl.functional.covariance import keep_low_covariance
 from spear_rl.functional.inputs import fixed_length_mean
 
 
@@ -19,6 +20,9 @@ def dr_bot(base: Algorithm, *, max_length: int = 1024, keep_groups: float = 0.75
         keep_groups: the share of groups, those with the largest spread, that trains.
     """
     loss: Any = base.loss
+    keep = getattr(loss, "keywords", {}).get("keep")
+    if isinstance(keep, partial) and keep.func is keep_low_covariance:
+        loss = partial(loss, keep=partial(keep, clip_low=0.2, clip_high=0.28))
     return replace(
         base,
         advantages=_without_std(base.advantages),

@@ -11,9 +11,15 @@ from statistics import pstdev
 from spear_rl.rollout.env import INADMISSIBLE
 from spear_rl.types import Group, Turn
 
-# UTF-8 read as Latin-1 or Windows-1252 leaves these pairs behind; U+FFFD marks bytes that were no text at all.
+# UTF-8 read as Latin-1 or Windows-1252: a lead byte's letter, then what becomes of the bytes after it.
+# Some of these pairs occur in good text (German: a sharp s before a closing quotation mark), so most must repeat.
+_TAIL = (
+    "[\u0080-\u00bf\u20ac\u201a\u0192\u201e\u2026\u2020\u2021\u02c6\u2030\u0160\u2039\u0152\u017d"
+    "\u2018\u2019\u201c\u201d\u2022\u2013\u2014\u02dc\u2122\u0161\u203a\u0153\u017e\u0178]"
+)
 _UNREADABLE = re.compile(
-    "\ufffd|[\u00c2\u00c3][\u0080-\u00bf]|\u00e2\u20ac|\u00f0\u0178|\u00ef\u00bf\u00bd|[\u0080-\u009f]"
+    f"\ufffd|[\u0080-\u009f]|[\u00c2\u00c3]{_TAIL}|\u00e2\u20ac|\u00f0\u0178|\u00ef\u00bf\u00bd"
+    f"|(?:[\u00c4-\u00df]{_TAIL}){{2}}|(?:[\u00e0-\u00ef]{_TAIL}{_TAIL}){{2}}"
 )
 
 

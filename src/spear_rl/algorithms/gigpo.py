@@ -29,7 +29,9 @@ def gigpo_advantages(
     """
     episodes = [(i, t) for i, group in enumerate(groups) for t in group.trajectories]
     labels: dict[tuple[int, str], int] = {}
-    returns, states, owners = [], [], []
+    returns = [torch.zeros(0, dtype=torch.float64)]
+    states: list[int] = []
+    owners: list[int] = []
     for n, (i, t) in enumerate(episodes):
         rewards = torch.tensor([turn.reward + turn.shaping for turn in t.turns], dtype=torch.float64)
         returns.append(discounted_returns(rewards, discount=discount))
@@ -39,10 +41,10 @@ def gigpo_advantages(
             owners.append(n)
     advantages = gigpo_estimator(
         torch.tensor([t.score for _, t in episodes], dtype=torch.float64),
-        torch.tensor([i for i, _ in episodes]),
+        torch.tensor([i for i, _ in episodes], dtype=torch.long),
         torch.cat(returns),
-        torch.tensor(states),
-        torch.tensor(owners),
+        torch.tensor(states, dtype=torch.long),
+        torch.tensor(owners, dtype=torch.long),
         step_weight=step_weight,
         episode_weight=episode_weight,
         divide_by_std=divide_by_std,

@@ -125,7 +125,11 @@ class SelfImitation:
         """Store the episodes worth imitating: better than their siblings, and trainable at all."""
         played = [(t, group.info.get("family", "")) for group in groups for t in group.trajectories]
         reasons = dropped or [[""] * len(t.turns) for t, _ in played]
-        parts = self.step_parts(groups) if self.step_parts else [[0.0] * len(t.turns) for t, _ in played]
+        parts = [[0.0] * len(t.turns) for t, _ in played]
+        if self.step_parts:
+            parts = self.step_parts(
+                [replace(g, trajectories=list(map(_task_reward_only, g.trajectories))) for g in groups]
+            )
         remembered = [
             Remembered(_task_reward_only(t), list(a), list(why), list(part), family)
             for (t, family), a, why, part in zip(played, turn_advantages, reasons, parts, strict=True)
@@ -158,8 +162,10 @@ class SelfImitation:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.buffer.load_state_dict({"items": [(_from_dict(d), r, step) for d, r, step in state["buffer"]["items"]]})
         self.history.load_state_dict(state["history"])
-        for name, saved in state["families"].items():
-            self._history(name).load_state_dict(saved)
+        if self.families is not None:
+            self.families.clear()
+            for name, saved in state["families"].items():
+                self._history(name).load_state_dict(saved)
 
 
 def _task_reward_only(trajectory: Trajectory) -> Trajectory:

@@ -99,7 +99,7 @@ def spear(
         imitation=SelfImitation(
             buffer=memory,
             history=RewardHistory(size=history_size),
-            loss=covariance.around(_without_entropy_bonus(base.loss), generator),
+            loss=covariance.around(_for_replay(base.loss), generator),
             weight=as_schedule(imitation),
             draw_when=draw_when,
             full_size=capacity,
@@ -110,11 +110,11 @@ def spear(
     )
 
 
-def _without_entropy_bonus(loss: LossFn) -> LossFn:
-    """Imitation is not paid for being random; exploration is the on-policy term's business."""
-    if isinstance(loss, partial) and loss.keywords.get("entropy_bonus"):
-        return partial(loss, entropy_bonus=0.0)
-    return loss
+def _for_replay(loss: LossFn) -> LossFn:
+    """The on-policy loss without what belongs to on-policy rows only: the entropy bonus and covariance clipping."""
+    off = {"entropy_bonus": 0.0, "keep": None, "penalty": None}
+    given: dict[str, Any] = getattr(loss, "keywords", {})
+    return partial(loss, **{name: value for name, value in off.items() if given.get(name)})
 
 
 def _step_parts(advantages: Callable[[Sequence[Group]], list[list[float]]]) -> Callable[..., list[list[float]]]:

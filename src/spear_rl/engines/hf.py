@@ -116,7 +116,9 @@ class HFEngine:
         mask, old, advantages = (x.to(logprobs.device) for x in (batch.mask, batch.old_logprobs, batch.advantages))
         out = term.loss(LossInputs(logprobs, old, advantages, mask, entropy=entropy, ref_logprobs=ref_logprobs))
         if not torch.isfinite(out.loss):
-            raise NonFiniteLossError(f"the {term.name} loss is {float(out.loss)}; the weights were not changed")
+            raise NonFiniteLossError(
+                f"the {term.name} loss is {float(out.loss.detach())}; the weights were not changed"
+            )
         gradients = torch.autograd.grad(term.weight * out.loss, (logprobs, entropy), allow_unused=True)
         for piece, (index, width) in enumerate(pieces):
             tensors = scored[piece] if kept else self._scores(self.model, term, index, width)

@@ -23,7 +23,7 @@ def group_relative(values: Tensor, groups: Tensor, *, divide_by_std: bool = Fals
     if divide_by_std:
         variance = torch.zeros_like(count).index_add_(0, index, centered**2) / (count - 1).clamp(min=1)
         centered = centered / (variance.sqrt()[index] + eps)
-    return centered.to(values.dtype)
+    return _as_given(centered, values)
 
 
 def leave_one_out(values: Tensor, groups: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def leave_one_out(values: Tensor, groups: Tensor) -> Tensor:
     index, count, shifted = _above_group_minimum(values, groups)
     total = torch.zeros_like(count).index_add_(0, index, shifted)
     others = (total[index] - shifted) / (count[index] - 1).clamp(min=1)
-    return torch.where(count[index] > 1, shifted - others, 0.0).to(values.dtype)
+    return _as_given(torch.where(count[index] > 1, shifted - others, 0.0), values)
 
 
 def discounted_returns(rewards: Tensor, *, discount: float) -> Tensor:
@@ -76,6 +76,11 @@ def gigpo(
 def recalibrate(rewards: Tensor, baseline: float | Tensor) -> Tensor:
     """Advantages of replayed episodes against today's baseline instead of their own group's. Never divided by a std."""
     return rewards - baseline
+
+
+def _as_given(result: Tensor, values: Tensor) -> Tensor:
+    """In the precision the values came in; whole numbers become floats."""
+    return result.to(values.dtype if values.is_floating_point() else torch.get_default_dtype())
 
 
 def _above_group_minimum(values: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -29,15 +29,14 @@ def keep_low_covariance(
     """Clip-Cov: [B, T] weights, 0 on a random few of the tokens with low < covariance < high, else 1.
 
     At most max(1, floor(fraction * training tokens)) are dropped; a token the PPO clip has already silenced is never
-    drawn. The draw runs over the candidates in an order given by their stored values, so it does not depend on how
-    rows are ordered or padded.
+    drawn. The draw runs over the candidates in an order given by their values, so it does not depend on how rows are
+    ordered or padded; tokens that agree in every value are interchangeable.
     """
     mask = inputs.mask.bool()
     covariance = token_covariance(inputs)
     unclipped = ~clip_is_active(inputs, clip_low=clip_low, clip_high=clip_high)
     rows, columns = torch.nonzero(mask & unclipped & (covariance > low) & (covariance < high), as_tuple=True)
-    by_advantage = torch.argsort(inputs.advantages[rows, columns], stable=True)
-    order = by_advantage[torch.argsort(inputs.old_logprobs[rows, columns][by_advantage], stable=True)]
+    order = _canonical_order(inputs, rows, columns)
     count = max(int(fraction * int(mask.sum())), 1)
     chosen = order[torch.randperm(len(order), generator=generator)[:count].to(order.device)]
     keep = torch.ones_like(inputs.logprobs)
@@ -47,11 +46,21 @@ def keep_low_covariance(
 
 def high_covariance_penalty(inputs: LossInputs, *, fraction: float, beta: float) -> Tensor:
     """KL-Cov: [B, T] beta * |log ratio| on the max(1, floor(fraction * tokens)) of highest covariance, else 0."""
-    mask = inputs.mask.bool()
-    count = min(max(int(fraction * int(mask.sum())), 1), int(mask.sum()))
-    ranked = torch.where(mask, token_covariance(inputs), -torch.inf).flatten()
-    chosen = torch.zeros_like(ranked).index_fill(0, ranked.topk(count).indices, 1.0).reshape(mask.shape)
+    rows, columns = torch.nonzero(inputs.mask.bool(), as_tuple=True)
+    order = _canonical_order(inputs, rows, columns)
+    ranked = order[torch.argsort(token_covariance(inputs)[rows, columns][order], descending=True, stable=True)]
+    top = ranked[: max(int(fraction * len(rows)), 1)]
+    chosen = torch.zeros_like(inputs.logprobs)
+    chosen[rows[top], columns[top]] = 1
     return beta * chosen * log_ratio(inputs).abs()
+
+
+def _canonical_order(inputs: LossInputs, rows: Tensor, columns: Tensor) -> Tensor:
+    """An order of the given tokens that only their values decide: old log-probability, then advantage, then logp."""
+    order = torch.arange(len(rows), device=rows.device)
+    for values in (inputs.logprobs.detach(), inputs.advantages, inputs.old_logprobs):
+        order = order[torch.argsort(values[rows, columns][order], stable=True)]
+    return order
 
 
 def log_ratio(inputs: LossInputs) -> Tensor:

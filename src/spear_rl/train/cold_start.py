@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-
-import torch
 
 from spear_rl.engines.base import Engine, Term
 from spear_rl.functional.inputs import LossInputs, LossOutput, token_mean
@@ -39,16 +36,11 @@ def cold_start(
     epochs: int,
     batch_size: int,
     learning_rate: float,
-    all_tokens: bool = False,
     set_learning_rate: Callable[[float], None],
     rng: random.Random,
     on_update: Callable[[int, int, Metrics], None] = lambda done, total, metrics: None,
 ) -> Metrics:
-    """Train on every demonstration `epochs` times; the metrics of the last update.
-
-    Args:
-        all_tokens: learn to predict what the environment says too, not only the expert's actions.
-    """
+    """Train on every demonstration `epochs` times; the metrics of the last update."""
     total = epochs * math.ceil(len(demonstrations) / batch_size)
     rate = warmup_then_cosine(learning_rate, warmup=max(total // 10, 1), steps=total)
     metrics: Metrics = {}
@@ -60,8 +52,6 @@ def cold_start(
             batch = collate(chosen, [[1.0] * len(t.turns) for t in chosen], pad_id=engine.pad_id)
             if batch is None:
                 continue
-            if all_tokens:
-                batch = replace(batch, mask=batch.attention & (torch.arange(batch.attention.shape[1]) > 0))
             set_learning_rate(rate(done))
             metrics = engine.update([Term("sft", batch, imitation_loss)])
             done += 1

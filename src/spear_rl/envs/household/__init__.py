@@ -42,6 +42,7 @@ def tasks(
             make_env=partial(household_env, level, seed),
             family=own[seed % len(own)],
             instructions=INSTRUCTIONS,
+            answer_format="<action>{action}</action>",
             demonstrate=partial(demonstration, level, seed, expert),
         )
         for number, seed in enumerate(recorded_panel(level, split).seeds)

@@ -53,5 +53,7 @@ class HouseholdEnv:
 
     @staticmethod
     def _observation(world: World, text: str) -> Observation:
-        choices = tuple(command for command in world.commands() if command != "help")
+        commands = world.commands()
+        position = commands.index("help")
+        choices = commands[:position] + commands[position + 1 :]
         return Observation(text, state_key=world.state_key(), choices=choices)

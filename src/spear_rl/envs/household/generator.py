@@ -109,7 +109,7 @@ def _drawn_things(dice: Dice, room: Room, errand: Errand, level: Level, furnitur
     """(kind, which receptacle) of every object."""
     total = dice.between(*level.objects)
     num_targets = dice.between(2 if errand.family == "pick_two_obj_and_place" else 1, level.max_of_kind)
-    # What still has to be cleaned, heated or cooled may lie where it has to end up; anything else would be done already.
+    # What still has to be cleaned, heated or cooled may lie where it has to end up; all else would be done already.
     avoided = "" if errand.family in TREATMENT and dice.chance(0.2) else errand.place
     things = [(errand.thing, _drawn_place(dice, errand.thing, furniture, avoided)) for _ in range(num_targets)]
     if errand.place == LAMP:

@@ -6,8 +6,8 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from functools import cache
-from importlib import resources
 from itertools import chain
+from pathlib import Path
 from typing import NamedTuple, TypedDict
 
 from spear_rl.envs.household.generator import LEVELS
@@ -15,7 +15,7 @@ from spear_rl.envs.household.generator import LEVELS
 SPLITS = {"train": 2000, "validation": 200, "test": 200}
 """How many games each panel has, rounded up to a multiple of the level's families."""
 
-FILE_NAME = "panels.json"
+MANIFEST = Path(__file__).with_name("panels.json")
 LETTERS = {"train": "t", "validation": "v", "test": "e"}
 
 
@@ -39,8 +39,7 @@ class Panel(NamedTuple):
 @cache
 def recorded_manifest() -> dict[str, LevelManifest]:
     """The manifest that is shipped."""
-    text = (resources.files(__package__) / FILE_NAME).read_text(encoding="utf-8")
-    manifest: dict[str, LevelManifest] = json.loads(text)
+    manifest: dict[str, LevelManifest] = json.loads(MANIFEST.read_text(encoding="utf-8"))
     return manifest
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 
 from spear_rl.envs.household.experts import EXPERTS
 from spear_rl.envs.household.game import Game
 from spear_rl.envs.household.generator import LEVELS, generated_problem
 from spear_rl.envs.household.manifest import (
-    FILE_NAME,
     LETTERS,
+    MANIFEST,
     SPLITS,
     LevelManifest,
     ordered_seeds,
@@ -64,13 +63,13 @@ def _rebuilt_level(level: str) -> LevelManifest:
 
 
 def main(arguments: list[str]) -> int:
-    """Writes the manifest beside this file; with --check only says whether it is as it should be."""
+    """Writes the manifest; with --check only says whether it is as it should be."""
     rebuilt = rebuilt_manifest()
     if "--check" in arguments:
         is_current = rebuilt == recorded_manifest()
         print("the manifest is up to date" if is_current else "the manifest differs from what the generator gives")
         return 0 if is_current else 1
-    Path(__file__).with_name(FILE_NAME).write_text(json.dumps(rebuilt, indent=1) + "\n", encoding="utf-8")
+    MANIFEST.write_text(json.dumps(rebuilt, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -63,7 +63,7 @@ class World:
         """Equal exactly for equal states of the same game, however they were reached: `taken` is no part of it."""
         moved = _changes(self.contents, self.game.start_contents)
         lying = _changes(self.lying, self.game.start_lying)
-        flags = [sorted(marked) for marked in self.flags.values()]
+        flags = [(number, sorted(marked)) for number, marked in enumerate(self.flags.values()) if marked]
         return f"{self.here};{self.held};{moved};{lying};{sorted(self.opened)};{flags}"
 
     def commands(self) -> tuple[str, ...]:

@@ -1,0 +1,83 @@
+"""What many tests need: a tiny engine over the lookup toy, and stand-ins for the parts that cost time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from spear_rl.engines.base import Batch, Term
+from spear_rl.engines.hf import HFEngine
+from spear_rl.engines.tiny import tiny_model, tiny_tokenizer
+from spear_rl.rollout import Sampling
+from spear_rl.types import Completion, Metrics
+
+WORDS = ["red code ?", "green code 7", "blue code 3", "gold code 1 2 3 4 5 6 7 8 9 0", "look", "right", "wrong"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return tiny_tokenizer(WORDS)
+
+
+@pytest.fixture
+def make_engine(tokenizer):
+    """Engines that start from the same weights."""
+
+    def make(**options: object) -> HFEngine:
+        options = {"sampling": Sampling(max_new_tokens=4), "learning_rate": 1e-3, "seed": 0} | options
+        return HFEngine(tiny_model("tiny-xs", tokenizer, seed=0), tokenizer, **options)
+
+    return make
+
+
+class RecordingEngine:
+    """Answers with given texts and writes down what it was asked to learn."""
+
+    pad_id = 0
+
+    def __init__(self, tokenizer, answers: Sequence[str], logprob: float = -0.5) -> None:
+        self._tokenizer, self._answers, self._logprob = tokenizer, answers, logprob
+        self._asked = 0
+        self.updates: list[list[Term]] = []
+
+    def generate(self, prompts: Sequence[list[int]]) -> list[Completion]:
+        out = []
+        for _ in prompts:
+            text = self._answers[self._asked % len(self._answers)]
+            ids = [*self._tokenizer.encode(text, add_special_tokens=False), self._tokenizer.eos_token_id]
+            out.append(Completion(ids, [self._logprob] * len(ids)))
+            self._asked += 1
+        return out
+
+    def update(self, terms: Sequence[Term]) -> Metrics:
+        self.updates.append(list(terms))
+        return {f"{term.name}/loss": 0.0 for term in terms}
+
+    def sync(self) -> None:
+        pass
+
+
+def random_batch(rng: random.Random, *, rows: int, vocabulary: int, widest: int = 24, extra: int = 0) -> Batch:
+    """Rows of random length with random tokens, masks, old log-probabilities and advantages; `extra` more padding."""
+    lengths = [rng.randint(4, widest) for _ in range(rows)]
+    width = max(lengths) + extra
+    ids = torch.zeros(rows, width, dtype=torch.long)
+    attention, mask = torch.zeros(rows, width, dtype=torch.bool), torch.zeros(rows, width, dtype=torch.bool)
+    old, advantages = torch.zeros(rows, width), torch.zeros(rows, width)
+    for row, length in enumerate(lengths):
+        ids[row, :length] = torch.tensor([rng.randrange(1, vocabulary) for _ in range(length)])
+        attention[row, :length] = True
+        written = [rng.random() < 0.5 for _ in range(length)]
+        written[0], written[-1] = False, True
+        mask[row, :length] = torch.tensor(written)
+        old[row, :length] = torch.tensor([rng.uniform(-6, -4) for _ in range(length)])
+        advantages[row, :length] = rng.gauss(0, 2)
+    return Batch(ids, attention, mask, old, advantages)
