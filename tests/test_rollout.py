@@ -69,13 +69,14 @@ def test_an_episode_is_cut_at_the_turn_limit(tokenizer):
     assert [(t.stop, len(t.turns), t.success) for t in group.trajectories] == [(Stop.MAX_TURNS, 2, False)] * 2
 
 
-def test_a_completion_that_hits_its_limit_ends_the_episode_as_overlong(tokenizer):
+def test_babbling_is_no_way_out_of_an_episode_but_an_episode_that_ends_on_it_is_overlong(tokenizer):
     class Endless(RecordingEngine):
         def generate(self, prompts):
             return [Completion(c.token_ids, c.logprobs, truncated=True) for c in super().generate(prompts)]
 
-    group = play(tokenizer, Task("t", Counting), engine=Endless(tokenizer, ["look"]))
-    assert [(t.stop, len(t.turns)) for t in group.trajectories] == [(Stop.OVERLONG, 1)] * 2
+    for max_turns, stop in ((5, Stop.DONE), (2, Stop.OVERLONG)):
+        group = play(tokenizer, Task("t", Counting), engine=Endless(tokenizer, ["look"]), max_turns=max_turns)
+        assert [(t.stop, len(t.turns)) for t in group.trajectories] == [(stop, min(max_turns, 3))] * 2
 
 
 def test_a_prompt_over_the_context_limit_ends_the_episode_as_overlong(tokenizer):

@@ -25,7 +25,7 @@ class Stop(StrEnum):
     MAX_TURNS = "max_turns"
     """The turn limit cut it off."""
     OVERLONG = "overlong"
-    """A completion or the context hit its token limit."""
+    """The context hit its token limit, or the turn limit came right after a completion that hit its own."""
     FAILED = "failed"
     """The machinery broke (an environment raised, a worker died). Never trains, never counts as a zero reward."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spear_rl.engines.cache import roomy_cache
 from spear_rl.rollout.generator import Sampling
 from spear_rl.types import Completion
 
@@ -81,10 +82,8 @@ class Decoder:
             return memory, self._fed_text(memory, [p[start:] for p, start in zip(prompts, starts, strict=True)])
         self._memory = None
         unique = list(dict.fromkeys(map(tuple, prompts)))  # siblings of a group start from one and the same prompt
-        from transformers import DynamicCache
-
         empty = torch.zeros(len(unique), 0, dtype=torch.bool, device=self._model.device)
-        memory = _Memory(DynamicCache(config=self._model.config), empty)
+        memory = _Memory(roomy_cache(self._model.config), empty)
         logits = self._fed_text(memory, [list(prompt) for prompt in unique])
         place = {prompt: row for row, prompt in enumerate(unique)}
         index = torch.tensor([place[tuple(prompt)] for prompt in prompts], device=logits.device)

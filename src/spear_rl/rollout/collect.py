@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,9 +30,9 @@ class _Episode:
 
     @property
     def trajectory(self) -> Trajectory:
-        trajectory = Trajectory(self.turns, self.stop or Stop.MAX_TURNS)
-        success = trajectory.reward > 0 if self.success is None else self.success
-        return Trajectory(self.turns, trajectory.stop, success=success)
+        cut_off = Stop.OVERLONG if self.turns and self.turns[-1].completion.truncated else Stop.MAX_TURNS
+        success = math.fsum(turn.reward for turn in self.turns) > 0 if self.success is None else self.success
+        return Trajectory(self.turns, self.stop or cut_off, success=success)
 
 
 def collect_groups(
@@ -48,7 +49,9 @@ def collect_groups(
     """Play `group_size` episodes of every task.
 
     An episode whose environment raises is set up again and replayed once; if it raises again it is left out of its
-    group and counted there. `max_context` ends an episode whose next prompt would be longer.
+    group and counted there. `max_context` ends an episode whose next prompt would be longer. A
+    completion that hit its token limit does not end its episode: that would let a policy escape the rest of it,
+    penalties included, by babbling.
     """
     groups = [[_started(task) for _ in range(group_size)] for task in tasks]
     episodes = [episode for group in groups for episode in group]
@@ -142,8 +145,6 @@ def _advance(episode: _Episode, completion: Completion, renderer: Renderer) -> N
         episode.success = result.success
     if result.done:
         episode.stop = Stop.DONE
-    elif completion.truncated:
-        episode.stop = Stop.OVERLONG
 
 
 def _result(episode: _Episode, action: str) -> StepResult | None:

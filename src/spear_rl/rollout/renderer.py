@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 Message = dict[str, str]
@@ -48,6 +49,7 @@ class ChatRenderer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        self._after_answer = lru_cache(maxsize=4096)(self._after_answer_ids)  # games repeat themselves
         if tokenizer.eos_token_id is None:
             raise ValueError(
                 "engine.model: its tokenizer has no end token (eos_token), so no completion could ever end"
@@ -61,7 +63,7 @@ class ChatRenderer:
         return self._ids(self._text(messages))
 
     def extended(self, prompt_ids: list[int], completion_ids: list[int], reply: str) -> list[int]:
-        between = self._ids(self._after_answer(reply))
+        between = self._after_answer(reply)
         if completion_ids and between and completion_ids[-1] == between[0]:
             between = between[1:]
         return [*prompt_ids, *completion_ids, *between]
@@ -72,14 +74,14 @@ class ChatRenderer:
     def parse(self, token_ids: list[int]) -> str:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True)).strip()
 
-    def _after_answer(self, reply: str) -> str:
-        """The template's text from the end of an answer to the next generation prompt, around `reply`."""
+    def _after_answer_ids(self, reply: str) -> list[int]:
+        """The template's tokens from the end of an answer to the next generation prompt, around `reply`."""
         messages = [
             {"role": "user", "content": "?"},
             {"role": "assistant", "content": _MARK},
             {"role": "user", "content": reply},
         ]
-        return self._text(messages).rpartition(_MARK)[2]
+        return self._ids(self._text(messages).rpartition(_MARK)[2])
 
     def _text(self, messages: Sequence[Message]) -> str:
         return str(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from spear_rl.envs.household.dice import Dice
 from spear_rl.envs.household.game import Game
 from spear_rl.envs.household.optimal import shortest_commands
 from spear_rl.envs.household.search import Searcher
+from spear_rl.envs.household.wording import NOTHING_HAPPENS
 from spear_rl.envs.household.world import World
 
 Expert = Callable[[Game, int], list[str]]
@@ -34,4 +36,25 @@ def searched_commands(game: Game, seed: int = 0) -> list[str]:
     raise ValueError(f"the searching expert does not win this game: {game.task}")
 
 
-EXPERTS: dict[str, Expert] = {"search": searched_commands, "optimal": optimal_commands}
+def clumsy_commands(game: Game, seed: int = 0) -> list[str]:
+    """As the search, but it strays: a third of its commands are walks for nothing, and a few do not work at all.
+
+    Who imitates it knows every skill and what follows a mistake, but has a lot of time to save.
+    """
+    world, searcher, dice = World(game), Searcher(seed), Dice("clumsy", seed)
+    observation = world.intro()
+    commands: list[str] = []
+    while not world.won:
+        possible = world.commands()
+        command = searcher.next_command(observation, possible)
+        if dice.chance(0.3):
+            command = dice.choice([c for c in possible if c.startswith(("go to ", "examine ", "look", "inventory"))])
+        elif dice.chance(0.1):
+            slip = f"take {dice.choice(game.object_names)} from {dice.choice(game.receptacle_names)}"
+            command = command if slip in possible else slip
+        commands.append(command)
+        observation = world.act(command) if command in possible else NOTHING_HAPPENS
+    return commands
+
+
+EXPERTS: dict[str, Expert] = {"search": searched_commands, "optimal": optimal_commands, "clumsy": clumsy_commands}

@@ -1,0 +1,146 @@
+"""The configuration: typed, checked, documented, and the same after a round trip."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
+
+import pytest
+
+from spear_rl import config as configuration
+from spear_rl.algorithms import ALGORITHMS, BASES
+from spear_rl.config import Config, documentation, load, presets, sections, to_toml
+from spear_rl.errors import ConfigError
+from spear_rl.wiring import algorithm_of
+
+
+@pytest.mark.parametrize("name", [None, *presets()])
+def test_a_config_survives_the_round_trip_through_toml(name, tmp_path):
+    config = load(name)
+    path = tmp_path / "config.toml"
+    for comments in (False, True):
+        path.write_text(to_toml(config, comments=comments))
+        assert load(str(path)) == config
+
+
+def test_every_field_has_its_meaning_written_under_it():
+    for path, section in sections(Config()):
+        for name, text in documentation(type(section)).items():
+            assert text or is_dataclass(getattr(section, name)), f"{path}.{name} has no description"
+
+
+def test_there_are_fewer_than_eighty_fields():
+    count = sum(
+        not is_dataclass(getattr(section, f.name)) for _, section in sections(Config()) for f in fields(section)
+    )
+    assert count < 80
+
+
+def test_the_config_knows_every_algorithm():
+    from typing import get_args
+
+    assert set(get_args(configuration.AlgorithmName)) == set(ALGORITHMS)
+    assert set(ALGORITHMS) == set(BASES) | {f"spear-{name}" for name in BASES}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_named_algorithm_with_default_settings_is_the_librarys(name):
+    built = algorithm_of(load(None, [f"algorithm.name={name}"]))
+    library = ALGORITHMS[name]()
+    assert (built.imitation is None) == (library.imitation is None)
+    assert (built.bonus is None) == (library.bonus is None)
+    assert len(built.filters) == len(library.filters)
+    ours, theirs = dict(built.loss.keywords), dict(library.loss.keywords)
+    for keywords in (ours, theirs):
+        reduce = keywords.pop("reduce", None)
+        assert (reduce is None) == ("dr-bot" not in name)
+        assert not keywords.pop("entropy_bonus", 0.0)
+        assert not keywords.pop("kl_coefficient", 0.0)
+    assert ours == theirs
+    mine, given = dict(built.advantages.keywords), dict(library.advantages.keywords)
+    assert mine == given
+
+
+def test_every_switch_reaches_the_algorithm():
+    settings = """
+        name=spear-dr-bot-gigpo clip_low=0.11 clip_high=0.33 dual_clip=5 entropy_bonus=0.01 kl=0.02 max_length=77
+        divide_by_std=true discount=0.5 step_weight=0.7 invalid_penalty=0.3 format_bonus=0.4 keep_groups=0.5
+        bonus.mode=constant bonus.count=distinct imitation.weight=0.6 imitation.warm_steps=10 imitation.fraction=0.9
+        imitation.capacity=12 imitation.max_age=3 imitation.history=44 imitation.percentile=25 imitation.per_family=true
+        imitation.draw=when_full imitation.gate=new imitation.update=separate imitation.reweight=0.2
+        imitation.require_tool=true imitation.age_decay=0.8 imitation.keep_step_part=true covariance.fraction=0.05
+        covariance.low=3 covariance.high=30 covariance.on_policy=kl
+    """
+    algorithm = algorithm_of(load(None, [f"algorithm.{setting}" for setting in settings.split()]))
+    loss, advantages, imitation = algorithm.loss.keywords, algorithm.advantages.keywords, algorithm.imitation
+    assert (loss["clip_low"], loss["clip_high"], loss["dual_clip"]) == (0.11, 0.33, 5.0)
+    assert (loss["entropy_bonus"], loss["kl_coefficient"], loss["reduce"].keywords["length"]) == (0.01, 0.02, 77)
+    assert (advantages["divide_by_std"], advantages["discount"], advantages["step_weight"]) == (True, 0.5, 0.7)
+    assert (algorithm.invalid_penalty, algorithm.format_bonus) == (0.3, 0.4)
+    assert [f.keywords["keep"] for f in algorithm.filters if isinstance(f, partial) and "keep" in f.keywords] == [0.5]
+    assert algorithm.bonus.weight(123) == 1.0
+    assert algorithm.bonus.of.__name__ == "distinct_tool_bonus"
+    assert (imitation.weight(0), imitation.weight(5), imitation.weight(10)) == (0.0, pytest.approx(0.3), 0.6)
+    assert (imitation.fraction, imitation.full_size, imitation.buffer.max_age) == (0.9, 12, 3)
+    assert (imitation.history.size, imitation.percentile, imitation.families) == (44, 25.0, {})
+    assert (imitation.draw_when, imitation.gate, imitation.update) == ("when_full", "new", "separate")
+    assert (imitation.reweight, imitation.require_tool, imitation.age_decay) == (0.2, True, 0.8)
+    assert imitation.step_parts is not None
+    replay = imitation.loss.keywords
+    assert (replay["entropy_bonus"], replay["penalty"]) == (0.0, None)
+    keep = replay["keep"].keywords
+    assert (keep["fraction"], keep["low"], keep["high"], keep["clip_low"], keep["clip_high"]) == (
+        0.05,
+        3,
+        30,
+        0.11,
+        0.33,
+    )
+    assert loss["penalty"].keywords["fraction"] == 0.05
+
+
+def test_the_papers_values_are_in_its_preset():
+    config = load("paper-alfworld")
+    assert (config.rollout.num_tasks, config.rollout.group_size, config.rollout.max_turns, config.run.steps) == (
+        32,
+        8,
+        50,
+        200,
+    )
+    assert (config.algorithm.bonus.steps, config.algorithm.imitation.warm_steps) == (200, 100)
+    imitation, covariance = config.algorithm.imitation, config.algorithm.covariance
+    assert (imitation.capacity, imitation.history, imitation.max_age, imitation.percentile) == (2048, 10240, 5, 50.0)
+    assert (covariance.fraction, covariance.low, covariance.high) == (0.02, 2.0, 60.0)
+    assert (config.optim.learning_rate, config.optim.weight_decay, config.optim.max_grad_norm) == (1e-6, 0.01, 1.0)
+    assert (config.algorithm.entropy_bonus, config.eval.temperature) == (0.001, 0.4)
+
+
+def test_schedules_that_depend_on_the_run_are_resolved_once():
+    config = load(None, ["run.steps=80"])
+    assert (config.algorithm.bonus.steps, config.algorithm.imitation.warm_steps) == (80, 40)
+    assert config.algorithm.max_length == config.rollout.max_new_tokens * config.rollout.max_turns
+    longer = replace(config, run=replace(config.run, steps=200))
+    assert configuration.resolved(longer).algorithm.bonus.steps == 80
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("algorithm.clip_low=low", "algorithm.clip_low takes a number"),
+        ("run.resume=3", "run.resume takes true or false"),
+        ("rollout.stop=x", "rollout.stop takes a list"),
+        ("task.options=3", "task.options takes keys of its own"),
+        ("algorithm.imitation.percentile=101", "must be in [0, 100]"),
+        ("rollout.temperature=0", "must be above 0"),
+    ],
+)
+def test_wrong_values_name_the_field(override, message):
+    with pytest.raises(ConfigError) as error:
+        load(None, [override])
+    assert message in str(error.value)
+
+
+def test_broken_toml_is_named(tmp_path):
+    (tmp_path / "x.toml").write_text("[run\n")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load(str(tmp_path / "x.toml"))
