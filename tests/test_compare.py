@@ -19,6 +19,7 @@ from spear_rl.compare import (
     arms_of,
     compare,
     comparison_of,
+    curve,
     load_run,
     over_seeds,
     over_tasks,
@@ -29,7 +30,6 @@ from spear_rl.compare import (
 )
 from spear_rl.config import load, to_toml
 from spear_rl.errors import MissingExtraError, UserError
-from spear_rl.plots import curve
 
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 TASKS = 20

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spear_rl.envs.household.experts import EXPERTS, optimal_commands, searched_commands
+from spear_rl.envs.household.experts import EXPERTS, clumsy_commands, optimal_commands, searched_commands
 from spear_rl.envs.household.game import Game
 from spear_rl.envs.household.generator import LEVELS, generated_problem
 from spear_rl.envs.household.manifest import SPLITS, panel_hash, recorded_manifest, recorded_panel
@@ -177,3 +177,35 @@ def test_alfworlds_own_games_are_read_and_won(family: str) -> None:
         assert world.won
         assert len(optimal_commands(game)) <= len(data["walkthrough"])
         assert searched_commands(game, 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(level=levels, seed=st.integers(0, 500), demonstration_seed=st.integers(0, 10**6))
+def test_the_clumsy_demonstrator_wins_or_only_looks_around(level: str, seed: int, demonstration_seed: int) -> None:
+    game = Game(generated_problem(level, seed))
+    commands = clumsy_commands(game, demonstration_seed)
+    assert commands == clumsy_commands(game, demonstration_seed)
+    world = World(game)
+    for command in commands:
+        assert not world.won
+        if command in world.commands():
+            world.act(command)
+        else:
+            assert command.startswith("take "), "its only mistake is to reach for what is not there"
+    idle = ("go to ", "examine ", "look", "inventory")
+    assert world.won or (len(commands) == 4 and all(command.startswith(idle) for command in commands))
+
+
+def test_the_clumsy_demonstrator_shows_both_mistakes_and_wins() -> None:
+    games = [Game(generated_problem("easy", seed)) for seed in range(60)]
+    demonstrations = [clumsy_commands(game, number) for number, game in enumerate(games)]
+    wins, mistakes = 0, 0
+    for game, commands in zip(games, demonstrations, strict=True):
+        world = World(game)
+        for command in commands:
+            mistakes += command not in world.commands()
+            if command in world.commands():
+                world.act(command)
+        wins += world.won
+    assert 0.5 < wins / len(games) < 0.9
+    assert mistakes > 30

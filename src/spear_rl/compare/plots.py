@@ -1,4 +1,4 @@
-"""Curves of compared arms as one picture. Knows numbers and labels, and matplotlib only once it draws."""
+"""Curves of compared arms, and one picture of them. Knows arms, and matplotlib only once it draws."""
 
 from __future__ import annotations
 
@@ -7,26 +7,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from spear_rl.compare.arms import Arm
+from spear_rl.compare.runs import WINDOW
 from spear_rl.errors import MissingExtraError
-
-if TYPE_CHECKING:
-    from spear_rl.compare import Arm
-
-WINDOW = 5
-"""Steps a moving average takes in."""
 
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#444444")
 """Okabe and Ito's, told apart by colour-blind readers too; without the yellow that white swallows."""
 _DASHES = ("-", "--", ":", "-.")
-_AXES = {
-    "success": "share of episodes",
-    "reward": "mean reward of an episode",
-    "entropy": "entropy of the policy (nats a token)",
-    "tool turns": "tool turns an episode",
-    "replayed": "episodes replayed a step",
+_PANELS = {
+    "success": ("rollout/success", "share of episodes"),
+    "reward": ("rollout/reward", "mean reward of an episode"),
+    "entropy": ("policy/entropy", "entropy of the policy (nats a token)"),
+    "tool turns": ("rollout/tool_turns", "tool turns an episode"),
+    "replayed": ("replay/trajectories", "episodes replayed a step"),
 }
+"""Panel -> its metric and what the axis says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +45,15 @@ def curve(runs: Sequence[Mapping[int, float]]) -> Curve:
     steps = sorted(set(runs[0]).intersection(*runs[1:])) if runs else []
     values = [[run[step] for run in runs] for step in steps]
     return Curve(steps, [fmean(v) for v in values], [min(v) for v in values], [max(v) for v in values])
+
+
+def curves_of(arms: Sequence[Arm]) -> dict[str, dict[str, Curve]]:
+    """Panel -> arm's label -> its curve, where it has one."""
+    curves: dict[str, dict[str, Curve]] = {}
+    for name, (metric, _) in _PANELS.items():
+        lines = {arm.label: curve([run.smoothed(metric) for run in arm.runs]) for arm in arms}
+        curves[name] = {label: line for label, line in lines.items() if line.steps}
+    return curves
 
 
 def draw(path: Path, arms: Sequence[Arm], curves: Mapping[str, Mapping[str, Curve]]) -> None:
@@ -91,7 +97,7 @@ def _panel(axes: Any, name: str, lines: Mapping[str, Curve], looks: Mapping[str,
         axes.text(0.5, 0.5, "not logged by these runs", transform=axes.transAxes, ha="center", color="0.5")
     axes.set_title(name, loc="left", fontsize=12)
     axes.set_xlabel("step")
-    axes.set_ylabel(_AXES[name])
+    axes.set_ylabel(_PANELS[name][1])
     if name in ("tool turns", "replayed"):
         axes.set_ylim(bottom=0)
     _bare(axes)

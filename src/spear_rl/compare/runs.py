@@ -1,0 +1,151 @@
+"""A run folder read back and checked. Knows the files that `spear train` writes, not what wrote them."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from spear_rl.compare.estimates import Estimate
+from spear_rl.errors import UserError
+
+WINDOW = 5
+"""Steps a moving average takes in."""
+
+_RATE = ("success", "low", "high")
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run folder says about its run."""
+
+    path: Path
+    settings: dict[str, Any]
+    """Dotted key -> value, of config.toml."""
+    rows: dict[int, dict[str, Any]]
+    """Step -> its line of metrics.jsonl."""
+    evals: dict[int, dict[str, Any]]
+    """Number of steps learned before it -> its line of eval.jsonl."""
+    before: Estimate | None
+    after: Estimate | None
+    note: str = ""
+    """Why its numbers are not those of a whole run, if they are not."""
+
+    @property
+    def algorithm(self) -> str:
+        return str(self.settings["algorithm.name"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.settings["run.seed"])
+
+    @property
+    def solved(self) -> dict[str, float]:
+        """Task id -> share solved, of the last evaluation."""
+        last = max(self.evals, default=0)
+        return self.evals[last].get("solved", {}) if last > 0 else {}
+
+    def series(self, key: str) -> dict[int, float]:
+        """Step -> metric, where there is a finite one."""
+        return {step: float(row[key]) for step, row in self.rows.items() if _is_number(row.get(key))}
+
+    def smoothed(self, key: str) -> dict[int, float]:
+        """Step -> mean of the metric's last `WINDOW` values up to there."""
+        raw = self.series(key)
+        values = list(raw.values())
+        return {step: fmean(values[max(i + 1 - WINDOW, 0) : i + 1]) for i, step in enumerate(raw)}
+
+
+def load_run(path: Path) -> RunRecord:
+    """The record of a run folder; a run that is still going or was stopped is noted as unfinished."""
+    if not path.is_dir():
+        raise UserError(f"{path} is not a folder: name folders that `spear train` wrote (run.dir)")
+    settings, summary = _settings(path), _summary(path)
+    rows = _rows(path / "metrics.jsonl", required=(), cut_off=summary is None)
+    if not rows:
+        raise UserError(f"{path} has no metrics: metrics.jsonl is missing or empty, so it has not taken a step yet")
+    evals = _rows(path / "eval.jsonl", required=_RATE, cut_off=summary is None)
+    taken, planned = max(rows) + 1, settings["run.steps"]
+    if summary is not None and summary.get("steps") == max(taken, planned):
+        before, after = _estimate(summary.get("success_before")), _estimate(summary.get("success_after"))
+        return RunRecord(path, settings, rows, evals, before, after)
+    # A summary of fewer steps is that of an earlier leg: the run was resumed and has not come to its new end.
+    note = f"unfinished: {taken} of {planned} steps"
+    before, after = _estimate(evals.get(0)), None
+    last = max(evals, default=0)
+    if last > 0:
+        after = _estimate(evals[last])
+        note += f", success after is that at step {last}"
+    return RunRecord(path, settings, rows, evals, before, after, note)
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    if not (path / "config.toml").is_file():
+        raise UserError(f"{path} is no run folder: it has no config.toml")
+    try:
+        settings = dict(_flat(tomllib.loads((path / "config.toml").read_text("utf-8"))))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: config.toml is not valid TOML: {error}") from error
+    for key, kind in (("algorithm.name", str), ("task.env", str), ("run.seed", int), ("run.steps", int)):
+        if not isinstance(settings.get(key), kind):
+            raise UserError(f"{path}: config.toml does not say {key}")
+    return settings
+
+
+def _summary(path: Path) -> dict[str, Any] | None:
+    if not (path / "summary.json").is_file():
+        return None
+    try:
+        summary = json.loads((path / "summary.json").read_text("utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path}: summary.json is not valid JSON: {error}") from error
+    if not isinstance(summary, dict):
+        raise UserError(f"{path}: summary.json is not a JSON object")
+    for key in ("success_before", "success_after"):
+        rate = summary.get(key)
+        if rate is not None and not (isinstance(rate, dict) and all(_is_number(rate.get(k)) for k in _RATE)):
+            raise UserError(f"{path}: summary.json, {key} does not say {', '.join(_RATE)}")
+    return summary
+
+
+def _rows(path: Path, *, required: Sequence[str], cut_off: bool) -> dict[int, dict[str, Any]]:
+    """Step -> line, in order of steps; with `cut_off` the last line may be half written."""
+    lines = path.read_text("utf-8", errors="replace").splitlines() if path.is_file() else []
+    rows: dict[int, dict[str, Any]] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            if cut_off and number == len(lines):
+                break
+            raise UserError(f"{path.parent}: {path.name}, line {number} is not valid JSON: {error}") from error
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            raise UserError(f"{path.parent}: {path.name}, line {number} is no JSON object with a step")
+        for key in required:
+            if not _is_number(row.get(key)):
+                raise UserError(f"{path.parent}: {path.name}, line {number} does not say {key}")
+        rows[row["step"]] = row
+    return dict(sorted(rows.items()))
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _estimate(rate: Any) -> Estimate | None:
+    return Estimate(rate["success"], rate["low"], rate["high"], "Wilson, 1 seed") if rate else None

