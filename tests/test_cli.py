@@ -50,7 +50,12 @@ def test_a_run_leaves_everything_behind(spear, tmp_path):
     assert code == 0, text
     assert "success after" in text
     summary = json.loads((run / "summary.json").read_text())
-    assert (summary["algorithm"], summary["env"], summary["seed"], summary["steps"]) == ("spear-grpo", "lookup", 0, 6)
+    assert (summary["algorithm"], summary["env"], summary["seed"], summary["steps"]) == (
+        "spear-dr-grpo",
+        "lookup",
+        0,
+        6,
+    )
     for when in ("success_before", "success_after"):
         assert summary[when]["low"] <= summary[when]["success"] <= summary[when]["high"]
     assert {"sft", "step", "rollout", "update", "eval"} <= set(summary["seconds"])

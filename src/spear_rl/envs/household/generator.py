@@ -29,11 +29,13 @@ class Level:
     max_of_kind: int
     """How many objects of one kind there may be."""
     families: tuple[str, ...] = FAMILIES
+    rooms: tuple[str, ...] = tuple(ROOMS)
     shares_locations: bool = False
     """Whether neighbouring cabinets and drawers are reached from one place, as in most of ALFWorld's rooms."""
 
 
 LEVELS: dict[str, Level] = {
+    "starter": Level((3, 3), (2, 3), max_openable=0, max_of_kind=1, families=FAMILIES[:1], rooms=("bathroom",)),
     "tiny": Level((3, 4), (3, 5), max_openable=0, max_of_kind=1, families=FAMILIES[:1]),
     "easy": Level((4, 6), (4, 7), max_openable=2, max_of_kind=2),
     "medium": Level((7, 12), (8, 14), max_openable=5, max_of_kind=3),
@@ -47,7 +49,7 @@ def generated_problem(level_name: str, seed: int) -> Problem:
     dice = Dice("household", level_name, seed)
     family = level.families[seed % len(level.families)]
     while True:
-        room = ROOMS[dice.choice(_suitable_rooms(family))]
+        room = ROOMS[dice.choice([name for name in _suitable_rooms(family) if name in level.rooms])]
         errand = _drawn_errand(dice, family, room, level)
         furniture = errand and _drawn_furniture(dice, room, errand, level)
         if errand and furniture:
