@@ -261,3 +261,18 @@ def test_the_kl_term_compares_with_the_cold_started_policy_after_resuming_too(sp
 def test_the_environment_side_starts_without_torch():
     code = "import sys, spear_rl.envs, spear_rl.rollout, spear_rl.replay; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0
+
+
+def test_a_missing_extra_is_named_with_the_command_that_installs_it():
+    code = "import sys; sys.modules['typer'] = None; import spear_rl.cli"
+    result = subprocess.run([sys.executable, "-c", code], env=os.environ, check=False, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert "pip install 'spear-rl[train]'" in result.stderr
+
+
+def test_the_core_needs_torch_alone():
+    block = (
+        "import sys; sys.modules.update(dict.fromkeys(['transformers', 'rich', 'typer', 'matplotlib', 'tensorboard']))"
+    )
+    use = "from spear_rl.algorithms import *; from spear_rl.train.step import train_step; spear(dr_bot(gigpo()))"
+    assert subprocess.run([sys.executable, "-c", f"{block}\n{use}"], env=os.environ, check=False).returncode == 0

@@ -15,8 +15,9 @@ try:
     import typer
     from rich.console import Console
     from rich.table import Table
-except ImportError:  # pragma: no cover (shown by a subprocess test)
-    sys.exit("spear: the command line needs its extra: pip install 'spear-rl[train]'")
+except ImportError:
+    print("error: the command line needs its extra: pip install 'spear-rl[train]'", file=sys.stderr)
+    sys.exit(2)
 
 app = typer.Typer(
     add_completion=False,
