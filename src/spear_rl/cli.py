@@ -47,8 +47,8 @@ def train(settings: Overrides = None) -> None:
     overrides, stored = _with_stored(source, overrides)
     config = configuration.load(stored or source, overrides)
     from spear_rl.console import LiveConsole
+    from spear_rl.runs import resume_point, train_from
     from spear_rl.train.callbacks import JsonLines, TensorBoard
-    from spear_rl.wiring import resume_point, train_from
 
     run_dir = Path(config.run.dir)
     newest = resume_point(run_dir) if config.run.resume else None
@@ -71,7 +71,7 @@ def sft(settings: Overrides = None) -> None:
     if not config.sft.episodes:
         raise ConfigError("sft.episodes is 0: say how many expert episodes to learn from, e.g. sft.episodes=256")
     from spear_rl.console import LiveConsole
-    from spear_rl.wiring import sft_from
+    from spear_rl.runs import sft_from
 
     with LiveConsole(console) as live:
         summary = sft_from(config, [live])
@@ -92,7 +92,7 @@ def evaluate(
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any other setting, section.key=value.")] = None,
 ) -> None:
     """Success on a panel, in all and per kind of task, with 95 % Wilson intervals."""
-    from spear_rl.wiring import evaluate_from
+    from spear_rl.runs import evaluate_from
 
     overrides = list(set_ or [])
     overrides += [f"task.env={env}"] if env else []

@@ -1,0 +1,207 @@
+"""The verbs of the command line: a whole run, a cold start, an evaluation; what they read and leave on disk."""
+
+from __future__ import annotations
+
+import json
+import platform
+import random
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spear_rl.config import Config, load, to_toml
+from spear_rl.engines.hf import HFEngine
+from spear_rl.engines.models import model_in_folder
+from spear_rl.errors import CheckpointError, ConfigError
+from spear_rl.rollout.env import Task
+from spear_rl.train.callbacks import Callback, Event, drop_rows
+from spear_rl.train.checkpoint import checkpoints
+from spear_rl.train.cold_start import cold_start, warmup_then_cosine
+from spear_rl.train.evaluate import Evaluation, evaluation
+from spear_rl.train.loop import TaskOrder, Trainer
+from spear_rl.train.step import timed
+from spear_rl.types import Metrics
+from spear_rl.wiring import Player, algorithm_of, engine_of, sampling_of, tasks_of
+
+
+def evaluated(config: Config, engine: HFEngine, player: Player, tasks: Sequence[Task], *, step: int) -> Evaluation:
+    """One episode of every task, from a random stream of its own."""
+    sampling = sampling_of(config, temperature=config.eval.temperature)
+    generator = engine.evaluation_generator(sampling, seed=config.run.seed + 7919)
+    groups = player.groups(tasks, generator, group_size=1, step=step)
+    engine.sync()
+    return evaluation(groups)
+
+
+def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
+    """A whole run: cold start, RL, evaluations, checkpoints; its summary, which is also in run.dir/summary.json."""
+    run_dir = Path(config.run.dir)
+    newest = _prepare(run_dir, config)
+    engine = engine_of(config, folder=newest)
+    player = Player(config, engine.tokenizer)
+    panel = tasks_of(config, "train")
+    held_out = tasks_of(config, config.eval.split, count=config.eval.tasks) if config.eval.tasks else []
+    order = TaskOrder(panel, num_tasks=config.rollout.num_tasks, seed=config.run.seed)
+    seconds: Metrics = {}
+    if newest is None and config.sft.episodes:
+        with timed("time/sft", seconds):
+            cold_start_from(config, engine, player, panel, callbacks)
+    engine.reset_optimizer(config.optim.learning_rate)
+    if config.algorithm.kl:
+        _freeze_reference(engine, run_dir / "reference")
+    trainer = Trainer(
+        run_dir=run_dir,
+        engine=engine,
+        algorithm=algorithm_of(config),
+        collect=lambda step: player.groups(order(step), engine, group_size=config.rollout.group_size, step=step),
+        evaluate=lambda step: evaluated(config, engine, player, held_out, step=step) if held_out else None,
+        learning_rate=_learning_rate(config),
+        rng=random.Random(f"replay/{config.run.seed}"),
+        num_minibatches=config.optim.num_minibatches,
+        checkpoint_every=config.run.checkpoint_every,
+        trajectories_every=config.run.trajectories_every,
+        eval_every=config.eval.every,
+        callbacks=callbacks,
+        seconds=seconds,
+    )
+    if newest is not None:
+        trainer.restore(newest)
+    trainer.run(config.run.steps)
+    summary = _summary(config, trainer.step, trainer.before, trainer.latest, trainer.seconds)
+    (run_dir / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    return summary
+
+
+def sft_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
+    """A cold start alone: run.dir/model is the result, a plain transformers folder for engine.model."""
+    run_dir = Path(config.run.dir)
+    _prepare(run_dir, config)
+    engine = engine_of(config)
+    player = Player(config, engine.tokenizer)
+    held_out = tasks_of(config, config.eval.split, count=config.eval.tasks) if config.eval.tasks else []
+    before = evaluated(config, engine, player, held_out, step=0) if held_out else None
+    seconds: Metrics = {}
+    with timed("time/sft", seconds):
+        metrics = cold_start_from(config, engine, player, tasks_of(config, "train"), callbacks)
+    after = evaluated(config, engine, player, held_out, step=0) if held_out else None
+    engine.model.save_pretrained(run_dir / "model")
+    engine.tokenizer.save_pretrained(run_dir / "model")
+    summary = _summary(config, 0, before, after, seconds) | {"algorithm": "sft", "loss": metrics["sft/loss"]}
+    (run_dir / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    return summary
+
+
+def evaluate_from(model: str, overrides: Sequence[str], *, split: str, num_tasks: int = 0) -> Evaluation:
+    """Evaluate a run's newest policy under its own settings, or any model under the defaults and `overrides`."""
+    place = Path(model)
+    homes = [place, place.parent, place.parent.parent] if place.is_dir() else []
+    home = next((folder for folder in homes if (folder / "config.toml").is_file()), None)
+    config = load(str(home / "config.toml") if home else None, overrides)
+    if split not in ("train", "validation", "test"):
+        raise ConfigError(f"--split cannot be {split!r}; it is one of: train, validation, test")
+    folder = place if place.is_dir() else None
+    if home is not None and home == place:
+        saved = [*checkpoints(home / "checkpoints"), *home.glob("model")]
+        if not saved:
+            raise CheckpointError(f"{home} has no checkpoint yet, so there is nothing to evaluate")
+        folder = saved[-1]
+    if folder is None:
+        config.engine.model = model
+    engine = engine_of(config, folder=folder)
+    tasks = tasks_of(config, split, count=num_tasks or None)
+    return evaluated(config, engine, Player(config, engine.tokenizer), tasks, step=0)
+
+
+def cold_start_from(
+    config: Config, engine: HFEngine, player: Player, panel: Sequence[Task], callbacks: Sequence[Callback]
+) -> Metrics:
+    """Supervised learning on sft.episodes expert episodes of the training panel."""
+
+    def tell(done: int, total: int, metrics: Metrics) -> None:
+        for callback in callbacks:
+            callback(Event("sft", done, total, metrics))
+
+    engine.reset_optimizer(config.sft.learning_rate)
+    return cold_start(
+        engine,
+        player.demonstrations(panel, config.sft.episodes),
+        epochs=config.sft.epochs,
+        batch_size=config.sft.batch_size,
+        learning_rate=config.sft.learning_rate,
+        set_learning_rate=engine.set_learning_rate,
+        rng=random.Random(f"sft/{config.run.seed}"),
+        on_update=tell,
+    )
+
+
+def resume_point(run_dir: Path) -> Path | None:
+    """The newest checkpoint of a run, or None if it was stopped before it had any to lose."""
+    found = checkpoints(run_dir / "checkpoints")
+    if found:
+        return found[-1]
+    if not (run_dir / "config.toml").exists():
+        raise CheckpointError(f"run.resume: {run_dir} holds no run; leave out run.resume to start one")
+    metrics = run_dir / "metrics.jsonl"
+    if metrics.exists() and metrics.stat().st_size:
+        raise CheckpointError(
+            f"run.resume: {run_dir} has logged steps but its checkpoints/ is gone; start anew elsewhere"
+        )
+    return None
+
+
+def _prepare(run_dir: Path, config: Config) -> Path | None:
+    """Make run.dir ready; the checkpoint to go on from, if any."""
+    newest = resume_point(run_dir) if config.run.resume else None
+    if not config.run.resume and run_dir.exists() and any(run_dir.iterdir()):
+        raise ConfigError(f"run.dir: {run_dir} is not empty; set run.resume=true to go on, or choose another folder")
+    step = int(newest.name.removeprefix("step_")) if newest else 0
+    run_dir.mkdir(parents=True, exist_ok=True)
+    drop_rows(run_dir / "metrics.jsonl", from_step=step)
+    drop_rows(run_dir / "eval.jsonl", from_step=step + 1 if newest else 0)
+    (run_dir / "config.toml").write_text(to_toml(config), "utf-8")
+    return newest
+
+
+def _learning_rate(config: Config) -> Any:
+    optim = config.optim
+    if optim.decay == "cosine":
+        return warmup_then_cosine(optim.learning_rate, warmup=optim.warmup_steps, steps=config.run.steps)
+    return lambda step: optim.learning_rate * min((step + 1) / max(optim.warmup_steps, 1), 1.0)
+
+
+def _freeze_reference(engine: HFEngine, folder: Path) -> None:
+    """The policy RL started from, written down so that a resumed run compares with the same one."""
+    if folder.exists():
+        engine.set_reference(model_in_folder(folder)[0])
+        return
+    engine.model.save_pretrained(folder)
+    engine.tokenizer.save_pretrained(folder)
+    engine.set_reference()
+
+
+def _summary(
+    config: Config, steps: int, before: Evaluation | None, after: Evaluation | None, seconds: Metrics
+) -> dict[str, Any]:
+    names = ("torch", "transformers", "tokenizers")
+    return {
+        "algorithm": config.algorithm.name,
+        "env": config.task.env,
+        "seed": config.run.seed,
+        "steps": steps,
+        "success_before": before.rate if before else None,
+        "success_after": after.rate if after else None,
+        "seconds": {name.removeprefix("time/"): round(value, 2) for name, value in seconds.items()},
+        "versions": {"spear_rl": _version("spear-rl"), "python": platform.python_version()}
+        | {name: _version(name) for name in names},
+        "hardware": {"machine": platform.machine(), "threads": torch.get_num_threads()},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "from source"
