@@ -211,6 +211,12 @@ def test_a_loss_that_is_not_finite_stops_with_advice_and_keeps_the_checkpoint(sp
     assert list((run / "checkpoints").glob("step_*"))
 
 
+def test_a_cold_start_that_runs_away_says_which_rate_to_lower(spear, tmp_path):
+    code, text = spear("train", "lookup", f"run.dir={tmp_path / 'run'}", *SMALL, "sft.learning_rate=1e30")
+    assert code == 2, text
+    assert "lower sft.learning_rate" in text or "smaller optim.learning_rate" in text
+
+
 def test_a_cold_start_alone_writes_a_model_that_training_starts_from(spear, tmp_path):
     code, text = spear("sft", "lookup", f"run.dir={tmp_path / 'sft'}", *SMALL)
     assert code == 0, text

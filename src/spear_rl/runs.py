@@ -13,12 +13,13 @@ from typing import Any
 import torch
 
 from spear_rl.config import Config, load, to_toml
+from spear_rl.engines.base import NonFiniteLossError
 from spear_rl.engines.hf import HFEngine
 from spear_rl.engines.models import model_in_folder
-from spear_rl.errors import CheckpointError, ConfigError
+from spear_rl.errors import CheckpointError, ConfigError, UserError
 from spear_rl.rollout.env import Task
 from spear_rl.train.callbacks import Callback, Event, drop_rows
-from spear_rl.train.checkpoint import checkpoints
+from spear_rl.train.checkpoint import checked_step, checkpoints
 from spear_rl.train.cold_start import cold_start, warmup_then_cosine
 from spear_rl.train.evaluate import Evaluation, evaluation
 from spear_rl.train.loop import TaskOrder, Trainer
@@ -125,16 +126,19 @@ def cold_start_from(
             callback(Event("sft", done, total, metrics))
 
     engine.reset_optimizer(config.sft.learning_rate)
-    return cold_start(
-        engine,
-        player.demonstrations(panel, config.sft.episodes),
-        epochs=config.sft.epochs,
-        batch_size=config.sft.batch_size,
-        learning_rate=config.sft.learning_rate,
-        set_learning_rate=engine.set_learning_rate,
-        rng=random.Random(f"sft/{config.run.seed}"),
-        on_update=tell,
-    )
+    try:
+        return cold_start(
+            engine,
+            player.demonstrations(panel, config.sft.episodes),
+            epochs=config.sft.epochs,
+            batch_size=config.sft.batch_size,
+            learning_rate=config.sft.learning_rate,
+            set_learning_rate=engine.set_learning_rate,
+            rng=random.Random(f"sft/{config.run.seed}"),
+            on_update=tell,
+        )
+    except NonFiniteLossError as error:
+        raise UserError(f"cold start: {error}; lower sft.learning_rate (it is {config.sft.learning_rate:g})") from error
 
 
 def resume_point(run_dir: Path) -> Path | None:
@@ -157,7 +161,7 @@ def _prepare(run_dir: Path, config: Config) -> Path | None:
     newest = resume_point(run_dir) if config.run.resume else None
     if not config.run.resume and run_dir.exists() and any(run_dir.iterdir()):
         raise ConfigError(f"run.dir: {run_dir} is not empty; set run.resume=true to go on, or choose another folder")
-    step = int(newest.name.removeprefix("step_")) if newest else 0
+    step = checked_step(newest) if newest else 0
     run_dir.mkdir(parents=True, exist_ok=True)
     drop_rows(run_dir / "metrics.jsonl", from_step=step)
     drop_rows(run_dir / "eval.jsonl", from_step=step + 1 if newest else 0)

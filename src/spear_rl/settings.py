@@ -23,6 +23,9 @@ def update(section: Any, table: Mapping[str, Any], path: str = "", *, root: Any 
     for name, value in table.items():
         key = f"{path}.{name}" if path else name
         if name not in hints:
+            while isinstance(value, Mapping) and value:
+                inner, value = next(iter(value.items()))
+                key = f"{key}.{inner}"
             raise ConfigError(f"unknown setting {key}{nearest(key, _all_keys(root or section))}")
         current = getattr(section, name)
         if is_dataclass(current):

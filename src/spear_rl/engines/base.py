@@ -43,7 +43,7 @@ class Term:
 
 
 class NonFiniteLossError(RuntimeError):
-    """The loss or its gradient is not a number; the weights were left as they were."""
+    """The loss, its gradient or the policy's own scores are not numbers any more."""
 
 
 class Engine(Protocol):

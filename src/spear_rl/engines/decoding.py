@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spear_rl.engines.base import NonFiniteLossError
 from spear_rl.engines.cache import roomy_cache
 from spear_rl.rollout.generator import Sampling
 from spear_rl.types import Completion
@@ -52,6 +53,8 @@ class Decoder:
         logprobs: list[list[float]] = [[] for _ in prompts]
         living = torch.ones(count, dtype=torch.bool, device=device)
         for position in range(sampling.max_new_tokens):
+            if not torch.isfinite(logits).all():
+                raise NonFiniteLossError("the policy's scores are not finite: its weights have run away")
             tokens, scores = _sampled(logits, sampling, generator)
             tokens = torch.where(living, tokens, self._pad_id)
             for row, (token, score, lives) in enumerate(

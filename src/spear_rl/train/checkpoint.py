@@ -46,8 +46,8 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step_*") if path.is_dir())
 
 
-def load_state(checkpoint: Path) -> tuple[int, dict[str, Any]]:
-    """The step and the trainer's state, after checking every file against the manifest."""
+def checked_step(checkpoint: Path) -> int:
+    """The step of a checkpoint, after checking every file against its manifest."""
     others = [path.name for path in checkpoints(checkpoint.parent) if path < checkpoint]
     advice = f"delete it to resume from {others[-1]}" if others else "start the run anew in another run.dir"
     try:
@@ -57,7 +57,12 @@ def load_state(checkpoint: Path) -> tuple[int, dict[str, Any]]:
         raise CheckpointError(f"checkpoint {checkpoint} is damaged ({error}); {advice}") from error
     if damaged:
         raise CheckpointError(f"checkpoint {checkpoint} is damaged: {', '.join(damaged)} changed on disk; {advice}")
-    return manifest["step"], torch.load(checkpoint / STATE, weights_only=True)
+    return int(manifest["step"])
+
+
+def load_state(checkpoint: Path) -> tuple[int, dict[str, Any]]:
+    """The step and the trainer's state."""
+    return checked_step(checkpoint), torch.load(checkpoint / STATE, weights_only=True)
 
 
 def _digest(path: Path) -> str:

@@ -66,6 +66,17 @@ class Trainer:
 
     def run(self, steps: int) -> None:
         """Go on until `steps` steps are done."""
+        try:
+            self._run(steps)
+        except NonFiniteLossError as error:
+            saved = [path.name for path in checkpoints(self.run_dir / "checkpoints")]
+            way_out = f"set run.resume=true to go on from {saved[-1]}" if saved else "start again"
+            raise UserError(
+                f"step {self.step}: {error}. Nothing is lost: {way_out} with a smaller optim.learning_rate (it is "
+                f"{self.learning_rate(self.step):g}); if that checkpoint is spoilt too, delete it to go on from the one before"
+            ) from error
+
+    def _run(self, steps: int) -> None:
         if self.step == 0 and self.before is None:
             self._evaluate()
             self.before = self.latest
@@ -89,23 +100,16 @@ class Trainer:
 
         self.engine.set_learning_rate(self.learning_rate(step))
         metrics: Metrics = {}
-        try:
-            with timed("time/step", metrics):
-                metrics |= train_step(
-                    step,
-                    collect=self.collect,
-                    algorithm=self.algorithm,
-                    engine=self.engine,
-                    rng=self.rng,
-                    num_minibatches=self.num_minibatches,
-                    on_played=dump if dumps else None,
-                )
-        except NonFiniteLossError as error:
-            saved = checkpoints(self.run_dir / "checkpoints")[-1].name
-            raise UserError(
-                f"step {step}: {error}. Nothing is lost: set run.resume=true with a smaller optim.learning_rate "
-                f"(it is {self.learning_rate(step):g}) or optim.max_grad_norm to go on from {saved}"
-            ) from error
+        with timed("time/step", metrics):
+            metrics |= train_step(
+                step,
+                collect=self.collect,
+                algorithm=self.algorithm,
+                engine=self.engine,
+                rng=self.rng,
+                num_minibatches=self.num_minibatches,
+                on_played=dump if dumps else None,
+            )
         for name in ("time/step", "time/rollout", "time/update"):
             self.seconds[name] = self.seconds.get(name, 0.0) + metrics[name]
         self.step += 1
