@@ -73,7 +73,7 @@ class Trainer:
             way_out = f"set run.resume=true to go on from {saved[-1]}" if saved else "start again"
             raise UserError(
                 f"step {self.step}: {error}. Nothing is lost: {way_out} with a smaller optim.learning_rate (it is "
-                f"{self.learning_rate(self.step):g}); if that checkpoint is spoilt too, delete it to go on from the one before"
+                f"{self.learning_rate(self.step):g}); if that one is spoilt too, delete it to go on from the one before"
             ) from error
 
     def _run(self, steps: int) -> None:
