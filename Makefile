@@ -1,4 +1,4 @@
-# make quickstart    install into .venv and train a small agent (about five minutes on two cores)
+# make quickstart    install into .venv and train a small agent (two to five minutes on two cores)
 # make test          install into .venv and run every test
 # make check         format, lint, types, import contracts
 PYTHON ?= python3

@@ -166,7 +166,7 @@ def test_a_mistake_is_one_sentence_that_says_what_to_do_and_exit_code_2(spear, t
     assert code == 2
     assert MISTAKES[setting] in text
     assert "Traceback" not in text
-    assert not (tmp_path / "run" / "checkpoints").exists()
+    assert not (tmp_path / "run").exists(), "so that the corrected command can use the same folder"
 
 
 def test_a_used_folder_is_never_overwritten(spear, tmp_path):

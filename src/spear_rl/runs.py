@@ -40,11 +40,12 @@ def evaluated(config: Config, engine: HFEngine, player: Player, tasks: Sequence[
 def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """A whole run: cold start, RL, evaluations, checkpoints; its summary, which is also in run.dir/summary.json."""
     run_dir = Path(config.run.dir)
-    newest = _prepare(run_dir, config)
-    engine = engine_of(config, folder=newest)
-    player = Player(config, engine.tokenizer)
+    newest = _starting_point(run_dir, config)
     panel = tasks_of(config, "train")
     held_out = tasks_of(config, config.eval.split, count=config.eval.tasks) if config.eval.tasks else []
+    engine = engine_of(config, folder=newest)
+    player = Player(config, engine.tokenizer)
+    _open(run_dir, config, newest)
     order = TaskOrder(panel, num_tasks=config.rollout.num_tasks, seed=config.run.seed)
     seconds: Metrics = {}
     if newest is None and config.sft.episodes:
@@ -52,7 +53,7 @@ def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, 
             cold_start_from(config, engine, player, panel, callbacks)
     engine.reset_optimizer(config.optim.learning_rate)
     if config.algorithm.kl:
-        _freeze_reference(engine, run_dir / "reference")
+        _freeze_reference(engine, run_dir / "reference", is_new=newest is None)
     trainer = Trainer(
         run_dir=run_dir,
         engine=engine,
@@ -79,10 +80,11 @@ def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, 
 def sft_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """A cold start alone: run.dir/model is the result, a plain transformers folder for engine.model."""
     run_dir = Path(config.run.dir)
-    _prepare(run_dir, config)
+    _starting_point(run_dir, config)
+    held_out = tasks_of(config, config.eval.split, count=config.eval.tasks) if config.eval.tasks else []
     engine = engine_of(config)
     player = Player(config, engine.tokenizer)
-    held_out = tasks_of(config, config.eval.split, count=config.eval.tasks) if config.eval.tasks else []
+    _open(run_dir, config, None)
     before = evaluated(config, engine, player, held_out, step=0) if held_out else None
     seconds: Metrics = {}
     with timed("time/sft", seconds):
@@ -156,17 +158,23 @@ def resume_point(run_dir: Path) -> Path | None:
     return None
 
 
-def _prepare(run_dir: Path, config: Config) -> Path | None:
-    """Make run.dir ready; the checkpoint to go on from, if any."""
+def _starting_point(run_dir: Path, config: Config) -> Path | None:
+    """The checkpoint to go on from, checked, or None for a new run; writes nothing."""
     newest = resume_point(run_dir) if config.run.resume else None
+    if newest is not None:
+        checked_step(newest)
     if not config.run.resume and run_dir.exists() and any(run_dir.iterdir()):
         raise ConfigError(f"run.dir: {run_dir} is not empty; set run.resume=true to go on, or choose another folder")
-    step = checked_step(newest) if newest else 0
+    return newest
+
+
+def _open(run_dir: Path, config: Config, newest: Path | None) -> None:
+    """Make run.dir ready to be written to, once nothing can be wrong with the settings any more."""
     run_dir.mkdir(parents=True, exist_ok=True)
+    step = checked_step(newest) if newest else 0
     drop_rows(run_dir / "metrics.jsonl", from_step=step)
     drop_rows(run_dir / "eval.jsonl", from_step=step + 1 if newest else 0)
     (run_dir / "config.toml").write_text(to_toml(config), "utf-8")
-    return newest
 
 
 def _learning_rate(config: Config) -> Any:
@@ -176,14 +184,12 @@ def _learning_rate(config: Config) -> Any:
     return lambda step: optim.learning_rate * min((step + 1) / max(optim.warmup_steps, 1), 1.0)
 
 
-def _freeze_reference(engine: HFEngine, folder: Path) -> None:
+def _freeze_reference(engine: HFEngine, folder: Path, *, is_new: bool) -> None:
     """The policy RL started from, written down so that a resumed run compares with the same one."""
-    if folder.exists():
-        engine.set_reference(model_in_folder(folder)[0])
-        return
-    engine.model.save_pretrained(folder)
-    engine.tokenizer.save_pretrained(folder)
-    engine.set_reference()
+    if is_new:
+        engine.model.save_pretrained(folder)
+        engine.tokenizer.save_pretrained(folder)
+    engine.set_reference(model_in_folder(folder)[0])
 
 
 def _summary(
