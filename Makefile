@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WEIGHTS := $(VENV)/.smollm2
 
-.PHONY: install smollm2 quickstart test test-fast check format clean
+.PHONY: install smollm2 quickstart test test-stock test-fast check format clean
 
 install: $(STAMP)
 
@@ -31,18 +31,26 @@ $(WEIGHTS): $(STAMP)
 test: install smollm2 check
 	$(BIN)/python -m pytest
 
+# Compares household with the stock ALFWorld engine, in an environment of its own (it builds two packages from source).
+# With ALFWORLD_DATA set it plays real games too.
+test-stock:
+	test -d .venv-stock || $(PYTHON) -m venv .venv-stock
+	.venv-stock/bin/pip install --quiet --disable-pip-version-check 'textworld[pddl]==1.7.0' pyyaml pytest hypothesis
+	.venv-stock/bin/pip install --quiet --disable-pip-version-check --no-deps alfworld==0.4.2
+	PYTHONPATH=src .venv-stock/bin/python -m pytest --noconftest tests/test_household_stock.py
+
 test-fast: install
 	$(BIN)/python -m pytest -m 'not slow'
 
 check: install
-	$(BIN)/ruff format --check src tests
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
 format: install
-	$(BIN)/ruff format src tests
-	$(BIN)/ruff check --fix src tests
+	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

