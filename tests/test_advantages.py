@@ -216,7 +216,7 @@ def test_rloo_leaves_the_episode_itself_out(groups):
 @quick
 @given(references.groups, st.booleans(), st.sampled_from([0.95, 0.5, 1.0]), st.sampled_from([1.0, 0.3]))
 def test_gigpo_also_compares_turns_from_the_same_state(groups, divide_by_std, discount, step_weight):
-    algorithm = gigpo(discount=discount, step_weight=step_weight, divide_by_std=divide_by_std)
+    algorithm = gigpo(gamma=discount, step_weight=step_weight, divide_by_std=divide_by_std)
     expected = references.gigpo(groups, discount=discount, step_weight=step_weight, divide_by_std=divide_by_std)
     assert algorithm.advantages(groups) == nested(expected)
 
@@ -234,7 +234,7 @@ def test_gigpo_on_numbers_worked_out_by_hand():
     """Two episodes meet in the hall: one returns 0.5 * 4 = 2 from there, the other 1; the kitchen is seen once."""
     long = references.episode(references.turn(0, state="hall"), references.turn(4, state="kitchen"))
     short = references.episode(references.turn(1, state="hall"))
-    algorithm = gigpo(discount=0.5, divide_by_std=False)
+    algorithm = gigpo(gamma=0.5, divide_by_std=False)
     assert algorithm.advantages([references.group(long, short)]) == [[1.5 + 0.5, 1.5], [-1.5 - 0.5]]
 
 

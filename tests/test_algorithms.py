@@ -673,7 +673,7 @@ def test_each_family_has_a_baseline_of_its_own_where_asked():
 def test_the_step_part_is_left_out_unless_asked_for():
     long = episode(turn(0.0, state="hall"), turn(4.0, state="kitchen"))
     short = episode(turn(1.0, state="hall"))
-    base = gigpo(discount=0.5, divide_by_std=False)
+    base = gigpo(gamma=0.5, divide_by_std=False)
     for keep_step_part, part in ((False, 0.0), (True, 0.5)):
         algorithm = spear(base, imitation=1.0, fraction=1e6, keep_step_part=keep_step_part)
         live(algorithm.imitation, [group(long, short)], 0, algorithm)

@@ -189,7 +189,13 @@ def test_a_damaged_or_missing_checkpoint_is_named_and_nothing_is_lost(spear, tmp
     assert code == 2
     assert "model.safetensors changed on disk; delete it to resume from step_000002" in text
     assert rows(run) == logged
+    code, text = spear("eval", run, "--env", "lookup")
+    assert code == 2
+    assert "model.safetensors changed on disk" in text
     (weights.parent / "checkpoint.json").unlink()
+    code, text = spear("eval", run, "--env", "lookup")
+    assert code == 2
+    assert "does not load as a transformers model" in text
     code, text = spear("train", f"run.dir={run}", "run.resume=true", "run.steps=6")
     assert code == 2
     assert "step_000004 is damaged" in text

@@ -75,7 +75,7 @@ def test_every_switch_reaches_the_algorithm():
     loss, advantages, imitation = algorithm.loss.keywords, algorithm.advantages.keywords, algorithm.imitation
     assert (loss["clip_low"], loss["clip_high"], loss["dual_clip"]) == (0.11, 0.33, 5.0)
     assert (loss["entropy_bonus"], loss["kl_coefficient"], loss["reduce"].keywords["length"]) == (0.01, 0.02, 77)
-    assert (advantages["divide_by_std"], advantages["discount"], advantages["step_weight"]) == (True, 0.5, 0.7)
+    assert (advantages["divide_by_std"], advantages["gamma"], advantages["step_weight"]) == (True, 0.5, 0.7)
     assert (algorithm.invalid_penalty, algorithm.format_bonus) == (0.3, 0.4)
     assert [f.keywords["keep"] for f in algorithm.filters if isinstance(f, partial) and "keep" in f.keywords] == [0.5]
     assert algorithm.bonus.weight(123) == 1.0

@@ -19,7 +19,7 @@ from spear_rl.engines.models import model_in_folder
 from spear_rl.errors import CheckpointError, ConfigError, UserError
 from spear_rl.rollout.env import Task
 from spear_rl.train.callbacks import Callback, Event, drop_rows
-from spear_rl.train.checkpoint import checked_step, checkpoints
+from spear_rl.train.checkpoint import MANIFEST, checked_step, checkpoints
 from spear_rl.train.cold_start import cold_start, warmup_then_cosine
 from spear_rl.train.evaluate import Evaluation, evaluation
 from spear_rl.train.loop import TaskOrder, Trainer
@@ -111,6 +111,8 @@ def evaluate_from(model: str, overrides: Sequence[str], *, split: str, num_tasks
         if not saved:
             raise CheckpointError(f"{home} has no checkpoint yet, so there is nothing to evaluate")
         folder = saved[-1]
+    if folder is not None and (folder / MANIFEST).exists():
+        checked_step(folder)
     if folder is None:
         config.engine.model = model
     engine = engine_of(config, folder=folder)

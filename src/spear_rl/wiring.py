@@ -47,7 +47,7 @@ def algorithm_of(config: Config) -> Algorithm:
     if settings.divide_by_std is not None and "divide_by_std" in advantages.keywords:
         advantages = partial(advantages, divide_by_std=settings.divide_by_std)
     if "gigpo" in settings.name:
-        advantages = partial(advantages, discount=settings.discount, step_weight=settings.step_weight)
+        advantages = partial(advantages, gamma=settings.discount, step_weight=settings.step_weight)
     filters = base.filters
     if "dr-bot" in settings.name:
         loss = partial(loss, reduce=partial(fixed_length_mean, length=settings.max_length))

@@ -17,7 +17,7 @@ from spear_rl.types import Group
 def gigpo_advantages(
     groups: Sequence[Group],
     *,
-    discount: float = 0.95,
+    gamma: float = 0.95,
     step_weight: float = 1.0,
     episode_weight: float = 1.0,
     divide_by_std: bool = True,
@@ -34,7 +34,7 @@ def gigpo_advantages(
     owners: list[int] = []
     for n, (i, t) in enumerate(episodes):
         rewards = torch.tensor([turn.reward + turn.shaping for turn in t.turns], dtype=torch.float64)
-        returns.append(discounted_returns(rewards, discount=discount))
+        returns.append(discounted_returns(rewards, discount=gamma))
         for m, turn in enumerate(t.turns):
             key = (i, f"={turn.state_key}" if turn.state_key else f"#{n}.{m}")
             states.append(labels.setdefault(key, len(labels)))
@@ -53,11 +53,9 @@ def gigpo_advantages(
     return [part.tolist() for part in parts]
 
 
-def gigpo(
-    *, discount: float = 0.95, step_weight: float = 1.0, clip: float = 0.2, divide_by_std: bool = True
-) -> Algorithm:
+def gigpo(*, gamma: float = 0.95, step_weight: float = 1.0, clip: float = 0.2, divide_by_std: bool = True) -> Algorithm:
     """Group-in-group policy optimization; `divide_by_std=False` is its mode without normalisation."""
     return Algorithm(
-        advantages=partial(gigpo_advantages, discount=discount, step_weight=step_weight, divide_by_std=divide_by_std),
+        advantages=partial(gigpo_advantages, gamma=gamma, step_weight=step_weight, divide_by_std=divide_by_std),
         loss=partial(clipped_surrogate, clip_low=clip, clip_high=clip),
     )
