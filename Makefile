@@ -31,13 +31,13 @@ $(WEIGHTS): $(STAMP)
 test: install smollm2 check
 	$(BIN)/python -m pytest
 
-# Compares household with the stock ALFWorld engine, in an environment of its own (it builds two packages from source).
-# With ALFWORLD_DATA set it plays real games too.
+# Compares household and alfworld with the stock engine, in an environment of its own (it builds two packages from source).
+# With ALFWORLD_DATA set it plays real games too: every valid_seen walkthrough and 300 games at random, some ten minutes.
 test-stock:
 	test -d .venv-stock || $(PYTHON) -m venv .venv-stock
 	.venv-stock/bin/pip install --quiet --disable-pip-version-check 'textworld[pddl]==1.7.0' pyyaml pytest hypothesis
 	.venv-stock/bin/pip install --quiet --disable-pip-version-check --no-deps alfworld==0.4.2
-	PYTHONPATH=src .venv-stock/bin/python -m pytest --noconftest tests/test_household_stock.py
+	PYTHONPATH=src .venv-stock/bin/python -m pytest --noconftest tests/test_household_stock.py tests/test_alfworld_stock.py
 
 test-fast: install
 	$(BIN)/python -m pytest -m 'not slow'

@@ -3,23 +3,55 @@
 from __future__ import annotations
 
 import itertools
+import re
+import time
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from spear_rl.envs import ENVIRONMENTS
 from spear_rl.envs.lookup import LookupEnv
-from spear_rl.rollout import Observation, Task
-from spear_rl.testing import check_environment
+from spear_rl.envs.lookup import tasks as lookup_tasks
+from spear_rl.errors import ConfigError
+from spear_rl.rollout import Observation, StepResult, Task
+from spear_rl.testing import Timing, check_environment, check_panels, check_tasks, loaded_tasks
+
+PAGE = Path(__file__).parent.parent / "docs" / "new_environment.md"
 
 
-@pytest.mark.parametrize("env", ENVIRONMENTS)
+@pytest.mark.parametrize("env", ["household", "lookup"])
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
 def test_our_environments_pass(env, split):
-    assert check_environment(ENVIRONMENTS[env](split)) == []
+    timing = Timing()
+    assert check_environment(ENVIRONMENTS[env](split), in_worker=split == "train", timing=timing) == []
+    assert 0 < timing.step_ms < 50
 
 
-class Moody(LookupEnv):
+@pytest.mark.parametrize("env", ["household", "lookup"])
+def test_our_panels_pass(env):
+    assert check_panels(ENVIRONMENTS[env]) == []
+
+
+def test_everything_is_checked_at_once_and_a_missing_split_does_not_hide_the_rest():
+    def odd(split):
+        if split == "test":
+            raise KeyError(split)
+        return [replace(task(Mute), id=f"mute/{split}")]
+
+    assert check_tasks(odd) == [
+        "the split test is missing: tasks('test') raised KeyError: 'test'",
+        "mute/train: the first observation has no text: the policy would have nothing to answer to",
+        "mute/validation: the first observation has no text: the policy would have nothing to answer to",
+    ]
+
+
+class Plain(LookupEnv):
+    """A lookup with room for faults: `__slots__` keeps them out of the original."""
+
+
+class Moody(Plain):
     mood = itertools.count()
 
     def reset(self):
@@ -27,20 +59,241 @@ class Moody(LookupEnv):
         return Observation(f"mood {next(self.mood)}")
 
 
-class Fragile(LookupEnv):
+class Fragile(Plain):
     def step(self, action):
         return super().step(action.encode("ascii").decode())
+
+
+class Generous(Plain):
+    def step(self, action):
+        return replace(super().step(action), reward=1.0)
+
+
+class Forgiving(Plain):
+    """Pays for what it calls invalid, though not at the start."""
+
+    def step(self, action):
+        result = super().step("look")
+        self.count = getattr(self, "count", 0) + 1
+        return replace(result, invalid="no_action", reward=float(self.count > 2))
+
+
+class Undead(Plain):
+    def step(self, action):
+        result = super().step(action)
+        self._is_over = False
+        return result
+
+
+class Confused(Plain):
+    def step(self, action):
+        return replace(super().step(action), invalid="inadmissible" if action == "look" else "")
+
+
+class Numeric(Plain):
+    def step(self, action):
+        return replace(super().step(action), reward=None)
+
+
+class Undecided(Plain):
+    def step(self, action):
+        return replace(super().step(action), done=1)
+
+
+class Listing(Plain):
+    def reset(self):
+        return replace(super().reset(), choices=["look"])
+
+
+class Mute(Plain):
+    def reset(self):
+        return replace(super().reset(), text=" ")
+
+
+class Textual(Plain):
+    def reset(self):
+        return super().reset().text
+
+
+class Stubborn(Plain):
+    def close(self):
+        raise OSError("no")
+
+
+class Slow(Plain):
+    def step(self, action):
+        time.sleep(0.01)
+        return super().step(action)
+
+
+class Walk:
+    """Goes on; `keys` says what its state keys are."""
+
+    def __init__(self, keys: str) -> None:
+        self._keys, self._taken = keys, 0
+
+    def _seen(self):
+        key = {"constant": "here", "counting": str(self._taken)}[self._keys]
+        return Observation("nothing happens" if self._keys == "counting" else f"step {self._taken}", state_key=key)
+
+    def reset(self):
+        return self._seen()
+
+    def step(self, action):
+        self._taken += 1
+        return StepResult(self._seen(), invalid="no_action")
+
+    def close(self):
+        pass
+
+
+class Shared(Plain):
+    """All episodes count together, which shows only when two are played at once."""
+
+    count = 0
+
+    def reset(self):
+        Shared.count = 0
+        return super().reset()
+
+    def step(self, action):
+        Shared.count += 1
+        result = super().step("look")
+        return replace(result, observation=Observation(f"count {Shared.count}"))
+
+
+class HashOrder(Plain):
+    """The order of a set of texts is another one in another process."""
+
+    def reset(self):
+        return replace(super().reset(), text=" ".join({f"word {number}" for number in range(50)}))
+
+
+ONE = Plain("red", "1")
+
+
+def one_env():
+    return ONE
+
+
+def task(make, **fields) -> Task:
+    return Task("a", make if callable(make) and not isinstance(make, type) else partial(make, "red", "1"), **fields)
 
 
 @pytest.mark.parametrize(
     ("tasks", "fault"),
     [
         ([], "no task at all"),
-        ([Task("a", partial(LookupEnv, "red", "1"))] * 2, "occurs 2 times"),
-        ([Task("a", lambda: LookupEnv("red", "1"))], "does not pickle"),
-        ([Task("a", partial(Moody, "red", "1"))], "deterministic"),
-        ([Task("a", partial(Fragile, "red", "1"))], "UnicodeEncodeError"),
+        ([task(Plain)] * 2, "occurs 2 times"),
+        ([task(lambda: Plain("red", "1"))], "does not pickle"),
+        ([task(Moody)], "deterministic"),
+        ([task(Fragile)], "UnicodeEncodeError"),
+        ([task(Generous)], "saying '' at the start is rewarded"),
+        ([task(Forgiving)], "a turn it calls invalid is rewarded"),
+        ([task(Undead)], "a step after the end goes on"),
+        ([task(Confused)], "it lists 'look' among its choices and calls 'look' invalid"),
+        ([task(Numeric)], "the reward of answer 1 is None"),
+        ([task(Undecided)], "done and success of answer 1 are 1 and"),
+        ([task(Listing)], "the choices of answer 0 are no tuple of texts"),
+        ([task(Mute)], "the first observation has no text"),
+        ([task(Textual)], "answer 0 is a str, not the Observation that was due"),
+        ([task(Stubborn)], "close raised OSError"),
+        ([task(Shared)], "two episodes played at the same time disturb each other"),
+        ([task(one_env)], "the same object twice"),
+        ([task(partial(Walk, "constant"))], "its state_key is 'here' whatever happens"),
+        ([task(partial(Walk, "counting"))], "state_key changes when nothing happens"),
+        ([task(Plain, answer_format="action")], "answer_format has no {action}"),
+        ([task(Plain, demonstrate=lambda seed: ["2"])], "none of 3 demonstrations solved"),
+        (
+            [task(Plain, demonstrate=lambda seed: [" "])],
+            "its expert says ' ', which the game calls invalid (no_action)",
+        ),
+        ([task(Plain, demonstrate=lambda seed: "look")], "demonstrate(0) gives no list of texts"),
+        ([task(Plain, demonstrate=lambda seed: [str(next(Moody.mood))])], "different actions for the same seed"),
+        ([task(Plain, demonstrate=lambda seed: 1 / 0)], "demonstrate(0) raised ZeroDivisionError"),
+        ([replace(task(Mute), id=name) for name in "abc"], "a and 2 more: the first observation"),
     ],
 )
 def test_a_fault_is_named(tasks, fault):
-    assert any(fault in found for found in check_environment(tasks))
+    faults = check_environment(tasks, max_turns=5)
+    assert any(fault in found for found in faults), faults
+    assert all("\n" not in found for found in faults)
+
+
+def test_a_slow_step_is_named_with_its_time(monkeypatch):
+    monkeypatch.setattr("spear_rl.testing.MAX_STEP_MS", 5.0)
+    [fault] = check_environment([task(Slow)])
+    assert re.match(r"a step takes 1\d ms on average", fault)
+    assert check_environment([task(Plain)]) == []
+
+
+def test_what_differs_between_processes_is_named():
+    [fault] = check_environment([task(HashOrder)], in_worker=True)
+    assert "another process gave different answers" in fault
+
+
+def test_what_only_this_process_can_make_is_named(monkeypatch):
+    monkeypatch.setattr(Plain, "__module__", "no_such_module")
+    monkeypatch.setitem(__import__("sys").modules, "no_such_module", __import__("sys").modules[__name__])
+    [fault] = check_environment([task(Plain)], in_worker=True)
+    assert "cannot be played in a worker process" in fault
+    assert "no_such_module" in fault
+
+
+def test_faults_of_panels_are_named():
+    def shared(split, *, num=2):
+        return lookup_tasks("train")[:num]
+
+    def one_split(split):
+        if split != "train":
+            raise KeyError(split)
+        return lookup_tasks("train")
+
+    calls = itertools.count()
+
+    def restless(split):
+        return lookup_tasks(split)[:: -1 if next(calls) % 2 else 1]
+
+    assert "train and validation share 2 tasks, lookup/train/000 for one" in check_panels(shared)
+    assert check_panels(one_split)[0].startswith("the split validation is missing: tasks('validation') raised KeyError")
+    assert "the split train came in another order" in check_panels(restless)[0]
+    assert check_panels(partial(shared, num=0)) == [
+        f"the split {split} has no task" for split in ("train", "validation", "test")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("my_game", "write package.module:function"),
+        ("no_such_game:tasks", "there is no module no_such_game"),
+        ("spear_rl.no_such_game:tasks", "there is no module spear_rl.no_such_game"),
+        ("needy_game:tasks", "importing needy_game needs no_such_package, which is not installed"),
+        ("broken_game:tasks", "importing broken_game raised ZeroDivisionError"),
+        ("spear_rl.envs.lookup:no_tasks", "the module spear_rl.envs.lookup has no no_tasks"),
+        ("spear_rl.envs.lookup:SPLITS", "SPLITS is no function but dict"),
+    ],
+)
+def test_a_name_that_leads_nowhere_says_where_it_ends(name, sentence, tmp_path, monkeypatch):
+    (tmp_path / "needy_game.py").write_text("import no_such_package")
+    (tmp_path / "broken_game.py").write_text("1 / 0")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as error:
+        loaded_tasks(name)
+    assert sentence in str(error.value)
+
+
+def test_a_name_leads_to_its_function():
+    assert loaded_tasks("spear_rl.envs.lookup:tasks") is lookup_tasks
+
+
+def test_the_environment_of_the_page_is_complete_within_sixty_lines_and_passes(tmp_path, monkeypatch):
+    [code] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert len(code.splitlines()) <= 60
+    (tmp_path / "guess_number.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    timing = Timing()
+    for options in ({}, {"highest": 10}):
+        assert check_tasks(loaded_tasks("guess_number:tasks"), options=options, timing=timing) == []
+    assert len(timing.resets) > 100
+    assert re.search(r"spear check-env guess_number:tasks\nspear train task.env=guess_number:tasks", PAGE.read_text())

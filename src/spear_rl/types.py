@@ -39,6 +39,8 @@ class Completion:
     """Log-probability of each sampled token under the policy that sampled it."""
     truncated: bool = False
     """It hit the token limit before it ended itself."""
+    weights: list[float] | None = None
+    """What each token's advantage is multiplied by, where the sampler was not quite the policy; None is 1."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from spear_rl.engines.base import NonFiniteLossError
 from spear_rl.engines.cache import roomy_cache
+from spear_rl.engines.sampling import sampled
 from spear_rl.rollout.generator import Sampling
 from spear_rl.types import Completion
 
@@ -55,7 +56,7 @@ class Decoder:
         for position in range(sampling.max_new_tokens):
             if not torch.isfinite(logits).all():
                 raise NonFiniteLossError("the policy's scores are not finite: its weights have run away")
-            tokens, scores = _sampled(logits, sampling, generator)
+            tokens, scores = sampled(logits, sampling, generator)
             tokens = torch.where(living, tokens, self._pad_id)
             for row, (token, score, lives) in enumerate(
                 zip(tokens.tolist(), scores.tolist(), living.tolist(), strict=True)
@@ -145,19 +146,3 @@ class Decoder:
     def _has_stopped(self, token_ids: list[int], stop: Sequence[str]) -> bool:
         tail = self._tokenizer.decode(token_ids[-16:])
         return any(text in tail for text in stop)
-
-
-def _sampled(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """[B] tokens and their log-probabilities under the whole distribution at this temperature."""
-    if sampling.temperature == 0:
-        scores = logits.log_softmax(-1)
-        tokens = scores.argmax(-1)
-        return tokens, scores.gather(-1, tokens[:, None]).squeeze(-1)
-    scores = (logits / sampling.temperature).log_softmax(-1)
-    probabilities = scores.exp()
-    if sampling.top_p < 1:
-        ordered, order = probabilities.sort(-1, descending=True)
-        beyond = ordered.cumsum(-1) - ordered >= sampling.top_p
-        probabilities = torch.zeros_like(ordered).scatter(-1, order, ordered.masked_fill(beyond, 0.0))
-    tokens = torch.multinomial(probabilities, 1, generator=generator)
-    return tokens.squeeze(-1), scores.gather(-1, tokens).squeeze(-1)

@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from spear_rl.engines.base import NonFiniteLossError, Term
+from spear_rl.engines.attention import can_pack, has_kernel, use_packed_attention
+from spear_rl.engines.base import Batch, NonFiniteLossError, Term
 from spear_rl.engines.decoding import Decoder
-from spear_rl.engines.scoring import has_plain_head, token_scores
+from spear_rl.engines.lora import merged_weights, save_adapter
+from spear_rl.engines.masters import Masters
+from spear_rl.engines.memory import fitting_tokens, footprint
+from spear_rl.engines.scoring import RowInputs, has_plain_head, row_inputs, token_scores
+from spear_rl.engines.streaming import SlotDecoder
+from spear_rl.errors import UserError
 from spear_rl.functional.inputs import LossInputs
-from spear_rl.rollout.generator import Sampling
+from spear_rl.rollout.generator import Generator, Lockstep, Sampling, Stream
 from spear_rl.types import Completion, Metrics
+
+
+class Sampler(Protocol):
+    """Who generates in the engine's place."""
+
+    def generate(self, prompts: Sequence[list[int]]) -> list[Completion]: ...
+    def evaluation_generator(self, sampling: Sampling, *, seed: int) -> Generator: ...
+    def load(self, named_weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Take over the trainer's weights."""
+        ...
 
 
 class HFEngine:
@@ -22,8 +41,23 @@ class HFEngine:
 
     A loss sees a whole mini-batch at once. The engine computes its log-probabilities in micro-batches of at most
     `micro_batch_tokens` tokens, differentiates the loss by them, and carries that gradient back through each
-    micro-batch. So no result depends on how a batch is cut, padded or ordered. Activations are kept while a mini-batch
-    has at most `max_kept_tokens` tokens; a larger one is computed twice instead.
+    micro-batch. So no result depends on how a batch is cut, padded or ordered. Activations are kept for the first
+    `max_kept_tokens` tokens of a mini-batch; the rest is computed twice.
+
+    On a GPU in bfloat16 rows are laid end to end without padding, and generation streams (`packed`). Elsewhere rows are
+    padded to the longest of a micro-batch, and generation goes batch by batch.
+
+    Args:
+        micro_batch_tokens, max_kept_tokens: None takes what the device's memory allows.
+        dtype: what the model computes in; weights are learned in float32 all the same.
+        packed: unset takes the fast way where the model and the device allow it.
+        compiled: compile the model's layers (half a minute at the start, then faster); unset does so on a GPU.
+        checkpointing: recompute activations layer by layer in the backward pass: a third slower, a tenth of the memory.
+        num_slots: conversations generated side by side.
+        slot_tokens: tokens each of them has room for at first; a longer one makes the room of all grow, with a pause.
+        end_ids: tokens that end a completion; unset takes the model's and the tokenizer's own.
+        adapter: the peft model around `model`, if only its adapter is trained.
+        sampler: who generates instead (vLLM); it is given the new weights after every step.
     """
 
     def __init__(
@@ -35,24 +69,57 @@ class HFEngine:
         learning_rate: float = 1e-6,
         weight_decay: float = 0.01,
         max_grad_norm: float = 1.0,
-        micro_batch_tokens: int = 4096,
-        max_kept_tokens: int = 65536,
+        micro_batch_tokens: int | None = 4096,
+        max_kept_tokens: int | None = 65536,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        packed: bool | None = None,
+        compiled: bool | None = None,
+        checkpointing: bool = False,
+        num_slots: int = 256,
+        slot_tokens: int = 512,
+        end_ids: Sequence[int] | None = None,
+        adapter: Any = None,
+        sampler: Sampler | None = None,
         seed: int = 0,
     ) -> None:
-        self.model, self.tokenizer, self.sampling = model, tokenizer, sampling
+        self.model, self.tokenizer, self.sampling = model.to(device or model.device).eval(), tokenizer, sampling
         self.pad_id: int = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self._max_grad_norm, self._weight_decay = max_grad_norm, weight_decay
-        self._micro_batch_tokens, self._max_kept_tokens = micro_batch_tokens, max_kept_tokens
-        self._generator = torch.Generator(device=model.device).manual_seed(seed)
-        self._decoder = Decoder(model, tokenizer, pad_id=self.pad_id, end_ids=_end_ids(model, tokenizer))
+        self._seed, self._num_streams = seed, 0
+        self._adapter, self._sampler = adapter, sampler
+        self._masters = Masters(model, dtype)
+        self.packed = _packs(model) if packed is None else packed
+        self._compiled = self.packed and model.device.type == "cuda" if compiled is None else compiled
+        self._checkpointing = checkpointing
         self._plain_head = has_plain_head(model)
+        _prepare(model, packed=self.packed, compiled=self._compiled, checkpointing=checkpointing)
+        ends = _end_ids(model, tokenizer) if end_ids is None else list(end_ids)
+        self._generator = torch.Generator(device=model.device).manual_seed(seed)
+        self._slots: SlotDecoder | None = None
+        if self.packed:
+            self._slots = SlotDecoder(
+                model,
+                tokenizer,
+                end_ids=ends,
+                num_slots=num_slots,
+                slot_tokens=slot_tokens,
+                plain_head=self._plain_head,
+            )
+        self._decoder = Decoder(model, tokenizer, pad_id=self.pad_id, end_ids=ends)
         self._reference: Any = None
+        self._has_fresh_rows = True
         self.reset_optimizer(learning_rate)
+        fitting = self._fitting_tokens() if None in (micro_batch_tokens, max_kept_tokens) else (0, 0)
+        self._micro_batch_tokens = fitting[0] if micro_batch_tokens is None else micro_batch_tokens
+        self._max_kept_tokens = fitting[1] if max_kept_tokens is None else max_kept_tokens
 
     def reset_optimizer(self, learning_rate: float) -> None:
         """Forget all momentum, as between the cold start and RL."""
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        self._optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=self._weight_decay)
+        fused = self.model.device.type == "cuda"
+        self._optimizer = torch.optim.AdamW(
+            self._masters.trained, lr=learning_rate, weight_decay=self._weight_decay, fused=fused or None
+        )
 
     def set_learning_rate(self, learning_rate: float) -> None:
         for group in self._optimizer.param_groups:
@@ -60,58 +127,127 @@ class HFEngine:
 
     def set_reference(self, model: Any | None = None) -> None:
         """Freeze a copy of the policy (or `model`) as what the KL term compares with."""
-        self._reference = copy.deepcopy(self.model if model is None else model).eval().requires_grad_(False)
+        frozen = copy.deepcopy(self.model if model is None else model).eval().requires_grad_(False)
+        frozen = frozen.to(self.model.device)
+        Masters(frozen, self.model.get_input_embeddings().weight.dtype)
+        _prepare(frozen, packed=self.packed, compiled=False, checkpointing=False)
+        self._reference = frozen
 
     def generate(self, prompts: Sequence[list[int]]) -> list[Completion]:
         """Sample from the policy's own random stream."""
-        return self._decoder.completions(prompts, self.sampling, self._generator)
+        if self._sampler is not None:
+            return self._sampler.generate(prompts)
+        if self._slots is None:
+            return self._decoder.completions(prompts, self.sampling, self._generator)
+        return _drained(self.stream(), prompts)
 
-    def evaluation_generator(self, sampling: Sampling, *, seed: int) -> EvaluationGenerator:
+    def stream(self) -> Stream:
+        """Completions as they come; on a device without slots, batch by batch."""
+        if self._slots is None or self._sampler is not None:
+            return Lockstep(self)
+        self._num_streams += 1
+        return self._slots.stream(self.sampling, seed=self._seed * 1_000_003 + self._num_streams)
+
+    def evaluation_generator(self, sampling: Sampling, *, seed: int) -> Generator:
         """A generator with its own settings and random stream: evaluating leaves training as it was."""
+        if self._sampler is not None:
+            return self._sampler.evaluation_generator(sampling, seed=seed)
         self._decoder.forget()
-        return EvaluationGenerator(self._decoder, sampling, torch.Generator(self.model.device).manual_seed(seed))
+        random = torch.Generator(self.model.device).manual_seed(seed)
+        return EvaluationGenerator(self._decoder, self._slots, sampling, random, seed)
 
     def update(self, terms: Sequence[Term]) -> Metrics:
         """Accumulate the gradient of every term, then take one optimizer step."""
-        self.model.train()
+        self.model.train(self._checkpointing)  # transformers checkpoints in training mode only
         self._optimizer.zero_grad(set_to_none=True)
         metrics: Metrics = {}
         for term in terms:
             metrics |= self._accumulate(term)
-        norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self._max_grad_norm))
+        norm = float(nn.utils.clip_grad_norm_(self._masters.trained, self._max_grad_norm))
         if not torch.isfinite(torch.tensor(norm)):
             raise NonFiniteLossError(f"the gradient's norm is {norm}; the weights were not changed")
         self._optimizer.step()
+        self._masters.write_back()
         return metrics | {f"{terms[0].name}/grad_norm": norm}
 
     def sync(self) -> None:
         """The sampler reads the trained weights themselves; only its cache is out of date."""
+        self.model.eval()
         self._decoder.forget()
+        if self._slots is not None:
+            self._slots.forget()
+        if self._sampler is not None:
+            self._sampler.load(merged_weights(self.model, self._masters.exact_weights()))
+        self._has_fresh_rows = True
+
+    def save(self, folder: Path) -> None:
+        """A plain transformers folder (or a peft adapter), with the weights as they are learned, in float32."""
+        exact = self._masters.exact_weights()
+        if self._adapter is not None:
+            save_adapter(self._adapter, folder, exact)
+        else:
+            self.model.save_pretrained(folder, state_dict=self.model.state_dict() | exact)
+        self.tokenizer.save_pretrained(folder)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs beside the weights."""
-        return {"optimizer": self._optimizer.state_dict(), "generator": self._generator.get_state()}
+        return {
+            "optimizer": self._optimizer.state_dict(),
+            "generator": self._generator.get_state(),
+            "num_streams": self._num_streams,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._optimizer.load_state_dict(state["optimizer"])
-        self._generator.set_state(state["generator"])
-        self._decoder.forget()
+        self._generator.set_state(state["generator"].cpu())
+        self._num_streams = state.get("num_streams", 0)
+        self.sync()
+
+    def scored(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """[B, T] log-probabilities and entropies of a batch's trained tokens under the policy as it is now."""
+        pieces = self._pieces(batch)
+        with torch.no_grad():
+            parts = [self._scores(self.model, piece) for piece in pieces]
+        logprobs, entropy = (_joined(batch, pieces, [part[i] for part in parts]) for i in range(2))
+        return logprobs, entropy
+
+    def _fitting_tokens(self) -> tuple[int, int]:
+        """Tokens of a micro-batch, and those whose activations may be kept, by the memory there is."""
+        device = self.model.device
+        if device.type != "cuda":
+            return 4096, 65536
+        text, dtype = self.model.config.get_text_config(), self.model.get_input_embeddings().weight.dtype
+        held = footprint(
+            text,
+            num_weights=0,
+            num_trained=sum(p.numel() for p in self._masters.trained),
+            dtype=dtype,
+            kept_tokens=1024,
+            num_slots=self._slots.slots.count if self._slots else 0,
+            compiled=self._compiled,
+            checkpointing=self._checkpointing,
+        )
+        free = torch.cuda.mem_get_info(device)[0] - (held.total - held.activations)
+        a_token = held.activations / 1024
+        return (
+            fitting_tokens(free, a_token, share=0.3, most=65536),
+            fitting_tokens(free, a_token, share=0.6, most=1 << 20),
+        )
 
     def _accumulate(self, term: Term) -> Metrics:
         """Add the gradient of one term."""
         batch = term.batch
-        pieces = self._micro_batches(batch.attention)
-        kept = sum(len(index) * width for index, width in pieces) <= self._max_kept_tokens
+        pieces = self._pieces(batch)
         scored = []
-        for index, width in pieces:
-            with torch.set_grad_enabled(kept):
-                scored.append(self._scores(self.model, term, index, width))
-        logprobs, entropy = (self._joined(term, pieces, [s[i] for s in scored]).requires_grad_() for i in range(2))
+        for piece in pieces:
+            with torch.set_grad_enabled(piece.is_kept):
+                scored.append(self._scores(self.model, piece))
+        logprobs, entropy = (_joined(batch, pieces, [s[i] for s in scored]).requires_grad_() for i in range(2))
         ref_logprobs = None
         if self._reference is not None:
             with torch.no_grad():
-                frozen = [self._scores(self._reference, term, index, width)[0] for index, width in pieces]
-            ref_logprobs = self._joined(term, pieces, frozen)
+                frozen = [self._scores(self._reference, piece)[0] for piece in pieces]
+            ref_logprobs = _joined(batch, pieces, frozen)
 
         mask, old, advantages = (x.to(logprobs.device) for x in (batch.mask, batch.old_logprobs, batch.advantages))
         out = term.loss(LossInputs(logprobs, old, advantages, mask, entropy=entropy, ref_logprobs=ref_logprobs))
@@ -120,53 +256,120 @@ class HFEngine:
                 f"the {term.name} loss is {float(out.loss.detach())}; the weights were not changed"
             )
         gradients = torch.autograd.grad(term.weight * out.loss, (logprobs, entropy), allow_unused=True)
-        for piece, (index, width) in enumerate(pieces):
-            tensors = scored[piece] if kept else self._scores(self.model, term, index, width)
-            pairs = [(t, g[index, :width]) for t, g in zip(tensors, gradients, strict=True) if g is not None]
+        for number, piece in enumerate(pieces):
+            tensors = scored[number] if piece.is_kept else self._scores(self.model, piece)
+            scored[number] = (logprobs, entropy)  # lets go of the piece's activations
+            pairs = [
+                (t, g[piece.rows, : piece.width]) for t, g in zip(tensors, gradients, strict=True) if g is not None
+            ]
             torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
         values = {"loss": out.loss.detach()} | out.metrics
+        if self._has_fresh_rows:  # sampled by these very weights: whatever differs is the sampler's arithmetic
+            values["sampler_gap"] = (logprobs.detach() - old)[mask].abs().mean()
+            self._has_fresh_rows = False
         return {f"{term.name}/{name}": float(value) for name, value in values.items()}
 
-    def _micro_batches(self, attention: Tensor) -> list[tuple[Tensor, int]]:
-        """(row indices, their longest row) of pieces of similar length within the token budget."""
-        lengths = attention.sum(1)
-        if not torch.equal(attention, torch.arange(attention.shape[1]) < lengths[:, None]):
+    def _pieces(self, batch: Batch) -> list[_Piece]:
+        """Micro-batches of rows of similar length within the token budget, all on their way to the device at once."""
+        lengths = batch.attention.sum(1)
+        if not torch.equal(batch.attention, torch.arange(batch.attention.shape[1]) < lengths[:, None]):
             raise ValueError("a Batch must be padded on the right")
-        pieces: list[tuple[Tensor, int]] = []
-        rows: list[int] = []
-        for row in lengths.argsort(stable=True).tolist():
-            width = int(lengths[row])
-            if rows and width * (len(rows) + 1) > self._micro_batch_tokens:
-                pieces.append((torch.tensor(rows), int(lengths[rows[-1]])))
-                rows = []
-            rows.append(row)
-        return [*pieces, (torch.tensor(rows), int(lengths[rows[-1]]))]
+        order = lengths.argsort(stable=True)
+        cuts, fed, start = [0], 0, 0
+        for place, width in enumerate(lengths[order].tolist()):
+            fed = fed + width if self.packed else width * (place - start + 1)
+            if place > start and fed > self._micro_batch_tokens:
+                cuts.append(place)
+                start, fed = place, width
+        pieces, room, device = [], self._max_kept_tokens, self.model.device
+        for start, end in pairwise([*cuts, len(order)]):
+            rows = order[start:end]
+            width = int(lengths[rows[-1]])
+            room -= int(lengths[rows].sum()) if self.packed else len(rows) * width
+            ids, mask = batch.input_ids[rows, :width], batch.mask[rows, :width]
+            inputs = row_inputs(ids, mask, device, lengths[rows] if self.packed else None)
+            pieces.append(_Piece(rows.to(device, non_blocking=True), width, room >= 0, inputs))
+        return pieces
 
-    def _scores(self, model: Any, term: Term, index: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        ids, mask = (x[index, :width].to(model.device) for x in (term.batch.input_ids, term.batch.mask))
-        return token_scores(model, ids, mask, temperature=self._temperature, plain_head=self._plain_head)
+    def _scores(self, model: Any, piece: _Piece) -> tuple[Tensor, Tensor]:
+        # At the temperature of sampling, so that ratios start at 1.
+        temperature = self.sampling.temperature or 1.0
+        return token_scores(model, piece.inputs, temperature=temperature, plain_head=self._plain_head)
 
-    def _joined(self, term: Term, pieces: list[tuple[Tensor, int]], parts: list[Tensor]) -> Tensor:
-        """The micro-batches' values as one [B, T] tensor that starts a graph of its own."""
-        whole = torch.zeros(term.batch.input_ids.shape, dtype=parts[0].dtype, device=parts[0].device)
-        for (index, width), part in zip(pieces, parts, strict=True):
-            whole[index, :width] = part.detach()
-        return whole
 
-    @property
-    def _temperature(self) -> float:
-        """Rows are scored at the temperature they were sampled at, so that ratios start at 1."""
-        return self.sampling.temperature or 1.0
+@dataclass(frozen=True)
+class _Piece:
+    """A micro-batch."""
+
+    rows: Tensor
+    """Which rows of its batch it holds."""
+    width: int
+    is_kept: bool
+    """Whether its activations are kept from the forward pass to the backward pass, or computed again."""
+    inputs: RowInputs
 
 
 class EvaluationGenerator:
     """The policy under other sampling settings."""
 
-    def __init__(self, decoder: Decoder, sampling: Sampling, generator: torch.Generator) -> None:
-        self._decoder, self._sampling, self._generator = decoder, sampling, generator
+    def __init__(
+        self, decoder: Decoder, slots: SlotDecoder | None, sampling: Sampling, generator: torch.Generator, seed: int
+    ) -> None:
+        self._decoder, self._slots, self._sampling = decoder, slots, sampling
+        self._generator, self._seed = generator, seed
 
     def generate(self, prompts: Sequence[list[int]]) -> list[Completion]:
-        return self._decoder.completions(prompts, self._sampling, self._generator)
+        if self._slots is None:
+            return self._decoder.completions(prompts, self._sampling, self._generator)
+        return _drained(self.stream(), prompts)
+
+    def stream(self) -> Stream:
+        if self._slots is None:
+            return Lockstep(self)
+        self._seed += 1
+        return self._slots.stream(self._sampling, seed=self._seed)
+
+
+def _drained(stream: Stream, prompts: Sequence[list[int]]) -> list[Completion]:
+    """One completion a prompt, in the prompts' order."""
+    for key, prompt in enumerate(prompts):
+        stream.add(key, prompt)
+    done: dict[int, Completion] = {}
+    while len(done) < len(prompts):
+        done |= dict(stream.finished())
+    return [done[key] for key in range(len(prompts))]
+
+
+def _joined(batch: Batch, pieces: Sequence[_Piece], parts: Sequence[Tensor]) -> Tensor:
+    """The micro-batches' values as one [B, T] tensor that starts a graph of its own."""
+    whole = torch.zeros(batch.input_ids.shape, dtype=parts[0].dtype, device=parts[0].device)
+    for piece, part in zip(pieces, parts, strict=True):
+        whole[piece.rows, : piece.width] = part.detach()
+    return whole
+
+
+def _packs(model: Any) -> bool:
+    """Whether the fast way is open: a model that lets us attend, and kernels for it here."""
+    return can_pack(model) and has_kernel(model.device, model.get_input_embeddings().weight.dtype)
+
+
+def _prepare(model: Any, *, packed: bool, compiled: bool, checkpointing: bool) -> None:
+    """Attention, compilation and checkpointing of a model's layers."""
+    if packed:
+        if not can_pack(model):
+            raise UserError(
+                f"engine.attention=packed: {type(model).__name__} does not leave plain causal attention to us; "
+                "set engine.attention to padded"
+            )
+        use_packed_attention(model)
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    if compiled:
+        kinds = set(model._no_split_modules or ())
+        for module in model.modules():
+            if type(module).__name__ in kinds:
+                # The layers are alike, so the first one's code serves all; sizes are symbols, so no size compiles anew.
+                module.compile(dynamic=True)
 
 
 def _end_ids(model: Any, tokenizer: Any) -> list[int]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from spear_rl.envs import household, lookup
+from spear_rl.envs import alfworld, household, lookup
 from spear_rl.rollout.env import TasksFn
 
-ENVIRONMENTS: dict[str, TasksFn] = {"household": household.tasks, "lookup": lookup.tasks}
+ENVIRONMENTS: dict[str, TasksFn] = {"alfworld": alfworld.tasks, "household": household.tasks, "lookup": lookup.tasks}
 """The one place to add an environment."""

@@ -2,22 +2,29 @@
 
 from spear_rl.rollout.collect import collect_groups, demonstration
 from spear_rl.rollout.env import INADMISSIBLE, Environment, Observation, StepResult, Task, TasksFn
-from spear_rl.rollout.generator import Generator, Sampling
+from spear_rl.rollout.generator import Generator, Lockstep, Sampling, Stream, Streaming
 from spear_rl.rollout.layout import LAYOUTS, Layout, growing_chat, independent_turns
-from spear_rl.rollout.renderer import ChatRenderer, Message, Renderer
+from spear_rl.rollout.renderer import ChatRenderer, Renderer
+from spear_rl.rollout.runner import EnvRunner, InProcess
+from spear_rl.rollout.template import Message
 
 __all__ = [
     "INADMISSIBLE",
     "LAYOUTS",
     "ChatRenderer",
+    "EnvRunner",
     "Environment",
     "Generator",
+    "InProcess",
     "Layout",
+    "Lockstep",
     "Message",
     "Observation",
     "Renderer",
     "Sampling",
     "StepResult",
+    "Stream",
+    "Streaming",
     "Task",
     "TasksFn",
     "collect_groups",

@@ -1,17 +1,17 @@
-"""Play episodes: all living siblings take their turn together, one batched generation a turn."""
+"""Play episodes: environments answer, prompts are rendered, the policy writes, whichever is ready first."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
-from spear_rl.rollout.env import Environment, Observation, StepResult, Task
-from spear_rl.rollout.generator import Generator
+from spear_rl.rollout.env import Observation, StepResult, Task
+from spear_rl.rollout.generator import Generator, Lockstep, Stream, Streaming
 from spear_rl.rollout.layout import Layout, growing_chat
 from spear_rl.rollout.renderer import Renderer
+from spear_rl.rollout.runner import Answer, EnvRunner, Failure, InProcess
 from spear_rl.types import Completion, Group, Stop, Trajectory, Turn
 
 _log = logging.getLogger(__name__)
@@ -20,10 +20,12 @@ _log = logging.getLogger(__name__)
 @dataclass
 class _Episode:
     task: Task
-    env: Environment | None = None
     observations: list[Observation] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     prompt_ids: list[int] = field(default_factory=list)
+    completion: Completion | None = None
+    """What the policy said last, until the environment has answered it."""
+    said: str = ""
     success: bool | None = None
     stop: Stop | None = None
     error: BaseException | None = None
@@ -33,6 +35,42 @@ class _Episode:
         cut_off = Stop.OVERLONG if self.turns and self.turns[-1].completion.truncated else Stop.MAX_TURNS
         success = math.fsum(turn.reward for turn in self.turns) > 0 if self.success is None else self.success
         return Trajectory(self.turns, self.stop or cut_off, success=success)
+
+    def say(self, completion: Completion, renderer: Renderer) -> str:
+        """The policy's words, for the environment."""
+        self.completion, self.said = completion, renderer.parse(completion.token_ids)
+        return self.said
+
+    def hear(self, answer: Answer) -> None:
+        """Write down what the environment answered."""
+        if isinstance(answer, Failure):
+            self.error, self.stop = answer.error, Stop.FAILED
+            _log.warning("an episode of %s was left out: its environment kept failing: %r", self.task.id, answer.error)
+        elif isinstance(answer, StepResult):
+            self._end_turn(answer)
+        else:
+            self.observations.append(answer)
+
+    def _end_turn(self, result: StepResult) -> None:
+        assert self.completion is not None
+        seen = self.observations[-1]
+        self.turns.append(
+            Turn(
+                self.prompt_ids,
+                self.completion,
+                reward=result.reward,
+                state_key=seen.state_key,
+                used_tool=result.used_tool,
+                invalid=result.invalid,
+                observation=seen.text,
+                text=self.said,
+            )
+        )
+        self.observations.append(result.observation)
+        if result.success is not None:
+            self.success = result.success
+        if result.done:
+            self.stop = Stop.DONE
 
 
 def collect_groups(
@@ -45,31 +83,47 @@ def collect_groups(
     step: int,
     layout: Layout = growing_chat,
     max_context: int | None = None,
+    envs: EnvRunner | None = None,
 ) -> list[Group]:
     """Play `group_size` episodes of every task.
 
     An episode whose environment raises is set up again and replayed once; if it raises again it is left out of its
-    group and counted there. `max_context` ends an episode whose next prompt would be longer. A
-    completion that hit its token limit does not end its episode: that would let a policy escape the rest of it,
-    penalties included, by babbling.
+    group and counted there. `max_context` ends an episode whose next prompt would be longer. A completion that hit
+    its token limit does not end its episode: that would let a policy escape the rest of it, penalties included, by
+    babbling.
+
+    A generator that can stream goes on writing while environments answer. One that cannot is given all living episodes
+    together, in their order, once the last environment has answered.
+
+    Args:
+        envs: who runs the environments; this process if left out.
     """
-    groups = [[_started(task) for _ in range(group_size)] for task in tasks]
+    groups = [[_Episode(task) for _ in range(group_size)] for task in tasks]
     episodes = [episode for group in groups for episode in group]
-    for _ in range(max_turns):
-        for episode in _living(episodes):
-            episode.prompt_ids = layout(renderer, episode.task, episode.observations, episode.turns)
-            if max_context is not None and len(episode.prompt_ids) > max_context:
-                episode.stop = Stop.OVERLONG
-        living = _living(episodes)
-        if not living:
-            break
-        completions = generator.generate([episode.prompt_ids for episode in living])
-        for episode, completion in zip(living, completions, strict=True):
-            _advance(episode, completion, renderer)
-    for episode in episodes:
-        _close(episode)
+    stream: Stream = generator.stream() if isinstance(generator, Streaming) else Lockstep(generator)
+    runner = InProcess() if envs is None else envs
+    try:
+        for key, episode in enumerate(episodes):
+            runner.open(key, episode.task)
+        while len(runner) or len(stream):
+            due = len(runner) if isinstance(stream, Lockstep) else int(not len(stream))
+            for key, answer in sorted(runner.answers(due), key=lambda entry: entry[0]):
+                episode = episodes[key]
+                episode.hear(answer)
+                if _has_turn(episode, renderer, layout, max_turns=max_turns, max_context=max_context):
+                    stream.add(key, episode.prompt_ids)
+                else:
+                    runner.close(key)
+            for key, completion in stream.finished():
+                runner.step(key, episodes[key].say(completion, renderer))
+    finally:
+        for key in range(len(episodes)):
+            runner.close(key)
     if episodes and all(episode.stop is Stop.FAILED for episode in episodes):
-        raise RuntimeError(f"all {len(episodes)} episodes failed in their environments") from episodes[0].error
+        first = episodes[0]
+        raise RuntimeError(
+            f"all {len(episodes)} episodes failed in their environments, one of {first.task.id} with: {first.error!r}"
+        ) from first.error
     return [
         Group(
             task.id,
@@ -83,7 +137,13 @@ def collect_groups(
 
 
 def demonstration(
-    task: Task, *, renderer: Renderer, layout: Layout = growing_chat, tagged: bool, seed: int
+    task: Task,
+    *,
+    renderer: Renderer,
+    layout: Layout = growing_chat,
+    tagged: bool,
+    seed: int,
+    envs: EnvRunner | None = None,
 ) -> Trajectory:
     """An expert episode of `task`, in the tokens a policy that plays it would see and write.
 
@@ -92,84 +152,38 @@ def demonstration(
     """
     if task.demonstrate is None:
         raise ValueError(f"task {task.id} has no expert to demonstrate it: use an environment with demonstrations")
-    episode = _started(task)
-    for action in task.demonstrate(seed):
-        if episode.stop is not None:
-            break
-        episode.prompt_ids = layout(renderer, task, episode.observations, episode.turns)
-        token_ids = renderer.answer(task.answer_format.format(action=action) if tagged else action)
-        _advance(episode, Completion(token_ids, [0.0] * len(token_ids)), renderer)
-    if episode.stop is Stop.FAILED:
-        raise RuntimeError(f"the demonstration of {task.id} failed in its environment") from episode.error
-    _close(episode)
-    return episode.trajectory
-
-
-def _living(episodes: Sequence[_Episode]) -> list[_Episode]:
-    return [episode for episode in episodes if episode.stop is None]
-
-
-def _started(task: Task) -> _Episode:
-    episode = _Episode(task)
-    for _ in range(2):
-        try:
-            episode.env = task.make_env()
-            episode.observations = [episode.env.reset()]
-            return episode
-        except Exception as error:
-            episode.error = error
-    return _failed(episode)
-
-
-def _advance(episode: _Episode, completion: Completion, renderer: Renderer) -> None:
-    action = renderer.parse(completion.token_ids)
-    result = _result(episode, action)
-    if result is None:
-        _failed(episode)
-        return
-    seen = episode.observations[-1]
-    episode.turns.append(
-        Turn(
-            episode.prompt_ids,
-            completion,
-            reward=result.reward,
-            state_key=seen.state_key,
-            used_tool=result.used_tool,
-            invalid=result.invalid,
-            observation=seen.text,
-            text=action,
-        )
+    actions = task.demonstrate(seed)
+    said = [renderer.answer(task.answer_format.format(action=action) if tagged else action) for action in actions]
+    [group] = collect_groups(
+        [task],
+        group_size=1,
+        generator=_Script(said),
+        renderer=renderer,
+        layout=layout,
+        max_turns=len(said),
+        step=0,
+        envs=envs,
     )
-    episode.observations.append(result.observation)
-    if result.success is not None:
-        episode.success = result.success
-    if result.done:
-        episode.stop = Stop.DONE
+    return group.trajectories[0]
 
 
-def _result(episode: _Episode, action: str) -> StepResult | None:
-    """The environment's answer; after an error, that of a fresh environment brought to the same point."""
-    for attempt in range(2):
-        try:
-            if attempt:
-                episode.env = episode.task.make_env()
-                episode.env.reset()
-                for turn in episode.turns:
-                    episode.env.step(turn.text)
-            if episode.env is not None:
-                return episode.env.step(action)
-        except Exception as error:
-            episode.error = error
-    return None
+def _has_turn(
+    episode: _Episode, renderer: Renderer, layout: Layout, *, max_turns: int, max_context: int | None
+) -> bool:
+    """Whether it is the policy's turn, and if so with which prompt."""
+    if episode.stop is not None or len(episode.turns) >= max_turns:
+        return False
+    episode.prompt_ids = layout(renderer, episode.task, episode.observations, episode.turns)
+    if max_context is not None and len(episode.prompt_ids) > max_context:
+        episode.stop = Stop.OVERLONG
+    return episode.stop is None
 
 
-def _close(episode: _Episode) -> None:
-    if episode.env is not None:
-        with suppress(Exception):  # the episode is over; what it earned stands
-            episode.env.close()
+class _Script:
+    """Says the same whatever it is asked."""
 
+    def __init__(self, said: Sequence[list[int]]) -> None:
+        self._said = iter(said)
 
-def _failed(episode: _Episode) -> _Episode:
-    _log.warning("an episode of %s was left out: its environment failed twice: %r", episode.task.id, episode.error)
-    episode.stop = Stop.FAILED
-    return episode
+    def generate(self, prompts: Sequence[list[int]]) -> list[Completion]:
+        return [Completion(ids, [0.0] * len(ids)) for ids in (next(self._said) for _ in prompts)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from spear_rl.types import Completion
 
@@ -25,3 +25,51 @@ class Generator(Protocol):
     """Anything that completes prompts."""
 
     def generate(self, prompts: Sequence[list[int]]) -> list[Completion]: ...
+
+
+class Stream(Protocol):
+    """Completions as they come: prompts may be added while others are being written."""
+
+    def add(self, key: int, prompt: list[int]) -> None:
+        """Ask for a completion; `key` names the conversation, whose next prompt may reuse what is kept of this one."""
+        ...
+
+    def finished(self) -> list[tuple[int, Completion]]:
+        """Go on until at least one is done, and give all that are done; nothing when nothing is under way."""
+        ...
+
+    def __len__(self) -> int:
+        """How many are under way."""
+        ...
+
+
+@runtime_checkable
+class Streaming(Protocol):
+    """A generator that can take a prompt while it writes others.
+
+    What it writes for the n-th prompt of a key must depend on nothing that is under way beside it: prompts arrive in
+    whatever order environments answer.
+    """
+
+    def stream(self) -> Stream: ...
+
+
+class Lockstep:
+    """A stream over a generator that only knows batches: all that was asked for is written together, in that order."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+        self._asked: list[tuple[int, list[int]]] = []
+
+    def add(self, key: int, prompt: list[int]) -> None:
+        self._asked.append((key, prompt))
+
+    def finished(self) -> list[tuple[int, Completion]]:
+        asked, self._asked = self._asked, []
+        if not asked:
+            return []
+        completions = self._generator.generate([prompt for _, prompt in asked])
+        return list(zip((key for key, _ in asked), completions, strict=True))
+
+    def __len__(self) -> int:
+        return len(self._asked)

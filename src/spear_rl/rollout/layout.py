@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal
 
 from spear_rl.rollout.env import Observation, Task
@@ -11,6 +13,8 @@ from spear_rl.types import Turn
 
 Layout = Callable[[Renderer, Task, Sequence[Observation], Sequence[Turn]], list[int]]
 """Task, all observations so far (one more than turns) and all turns so far in; the next prompt's token ids out."""
+
+_TAGS = re.compile(r"<think>.*?</think>|</?\w+>", re.DOTALL)
 
 Detail = Literal["full", "short"]
 """full: instructions and the list of possible actions are in the prompt; short: observations only, for tiny models."""
@@ -40,8 +44,13 @@ def independent_turns(
     *,
     detail: Detail = "full",
     num_recent: int = 2,
+    names_earlier: bool = False,
 ) -> list[int]:
     """A fresh prompt a turn: task, step count, the last (observation, action) pairs, and what is seen now.
+
+    With `names_earlier` the actions before those are listed too, without what they led to: a policy that searches
+    should know where it has been. To make room, the opening is cut to its last paragraph after the first turn: that is
+    where an environment says what is asked for.
 
     Example, turn 4 with num_recent = 1 and detail = "short":
 
@@ -53,20 +62,31 @@ def independent_turns(
     """
     first, now = observations[0], observations[-1]
     lines = [task.instructions, ""] if detail == "full" and task.instructions else []
-    lines.append(first.text)
+    lines.append(first.text.rpartition("\n\n")[2] if names_earlier and turns else first.text)
     if turns:
         start = max(len(turns) - num_recent, 0)
         lines.append(f"Steps taken: {len(turns)}. The last {len(turns) - start}:")
+        if names_earlier:
+            lines[-1] = "Earlier: " + ("; ".join(_named(turn) for turn in turns[:start]) or "nothing")
         for number in range(start, len(turns)):
             said = "(shown above)" if number == 0 else observations[number].text
-            lines += [f"[{number}] {said}", f"> {turns[number].text}"]
+            lines += [f"[{number}] {said}", f"> {_named(turns[number]) if names_earlier else turns[number].text}"]
         lines.append(f"Now: {_shown(now, detail)}")
     elif detail == "full" and first.choices:
         lines.append(_choices(first))
     return renderer.prompt([{"role": "user", "content": "\n".join(lines)}])
 
 
-LAYOUTS: dict[str, Callable[..., list[int]]] = {"chat": growing_chat, "turns": independent_turns}
+LAYOUTS: dict[str, Callable[..., list[int]]] = {
+    "chat": growing_chat,
+    "turns": independent_turns,
+    "log": partial(independent_turns, names_earlier=True),
+}
+
+
+def _named(turn: Turn) -> str:
+    """What the policy did, in its own words without the tags; a long answer is cut."""
+    return _TAGS.sub("", turn.text).strip()[:60] or "(nothing)"
 
 
 def _shown(observation: Observation, detail: Detail) -> str:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
-Message = dict[str, str]
-
-PLAIN_TEMPLATE = (
-    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
-)
-"""For a tokenizer without a chat template."""
+from spear_rl.rollout.encoding import Encoder
+from spear_rl.rollout.template import ChatTemplate, Message
 
 _MARK = "\u2063mark\u2063"
 
@@ -54,13 +48,10 @@ class ChatRenderer:
             raise ValueError(
                 "engine.model: its tokenizer has no end token (eos_token), so no completion could ever end"
             )
-        self._template: str | None = None
-        if not tokenizer.chat_template:
-            warnings.warn("the tokenizer has no chat template; using plain 'role: text' lines", stacklevel=2)
-            self._template = PLAIN_TEMPLATE
+        self._template, self._ids = ChatTemplate(tokenizer), Encoder(tokenizer)
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        return self._ids(self._text(messages))
+        return self._ids(self._template.text(messages))
 
     def extended(self, prompt_ids: list[int], completion_ids: list[int], reply: str) -> list[int]:
         between = self._after_answer(reply)
@@ -81,14 +72,4 @@ class ChatRenderer:
             {"role": "assistant", "content": _MARK},
             {"role": "user", "content": reply},
         ]
-        return self._ids(self._text(messages).rpartition(_MARK)[2])
-
-    def _text(self, messages: Sequence[Message]) -> str:
-        return str(
-            self._tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True, chat_template=self._template
-            )
-        )
-
-    def _ids(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        return self._ids(self._template.text(messages).rpartition(_MARK)[2])

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,14 @@ MANIFEST = "checkpoint.json"
 
 
 def save_checkpoint(
-    folder: Path, *, step: int, model: Any, tokenizer: Any, state: dict[str, Any], keep: int = 2
+    folder: Path, *, step: int, save_model: Callable[[Path], None], state: dict[str, Any], keep: int = 2
 ) -> Path:
     """Write `folder`/step_NNNNNN in one atomic move, then remove all but the `keep` newest."""
     final, draft = folder / f"step_{step:06d}", folder / f".draft_{step:06d}"
     for leftover in folder.glob(".draft_*"):
         shutil.rmtree(leftover)
     draft.mkdir(parents=True)
-    model.save_pretrained(draft)
-    tokenizer.save_pretrained(draft)
+    save_model(draft)
     torch.save(state, draft / STATE)
     digests = {path.name: _digest(path) for path in sorted(draft.iterdir())}
     (draft / MANIFEST).write_text(json.dumps({"step": step, "sha256": digests}, indent=1))

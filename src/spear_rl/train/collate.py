@@ -4,28 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 
 from spear_rl.engines.base import Batch
-from spear_rl.types import Trajectory
+from spear_rl.types import Completion, Trajectory
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What the policy wrote, and where in its row."""
+
+    column: int
+    completion: Completion
+    advantage: float
+    trains: bool
 
 
 @dataclass
-class _Row:
+class Row:
+    """One line of a batch."""
+
     ids: list[int] = field(default_factory=list)
-    mask: list[bool] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    advantages: list[float] = field(default_factory=list)
-
-    def extend(self, ids: list[int], *, mask: bool, logprobs: list[float], advantage: float) -> None:
-        self.ids += ids
-        self.mask += [mask] * len(ids)
-        self.logprobs += logprobs
-        self.advantages += [advantage] * len(ids)
+    answers: list[_Answer] = field(default_factory=list)
 
 
-def rows(trajectory: Trajectory, turn_advantages: Sequence[float], dropped: Sequence[str] | None = None) -> list[_Row]:
+def rows(trajectory: Trajectory, turn_advantages: Sequence[float], dropped: Sequence[str] | None = None) -> list[Row]:
     """One row, or several where a prompt does not extend what came before it; none where nothing would train.
 
     Two turns with prompts [1 2] and [1 2 7 3 4] and answers [7] and [8] make one row:
@@ -35,18 +40,16 @@ def rows(trajectory: Trajectory, turn_advantages: Sequence[float], dropped: Sequ
 
     A dropped turn's answer stays in the row as context, with its mask off.
     """
-    out: list[_Row] = []
+    out: list[Row] = []
     reasons = dropped or [""] * len(trajectory.turns)
     for turn, advantage, reason in zip(trajectory.turns, turn_advantages, reasons, strict=True):
-        row = out[-1] if out and turn.prompt_ids[: len(out[-1].ids)] == out[-1].ids else None
-        if row is None:
-            row = _Row()
-            out.append(row)
-        seen = turn.prompt_ids[len(row.ids) :]
-        row.extend(seen, mask=False, logprobs=[0.0] * len(seen), advantage=0.0)
-        answer = turn.completion
-        row.extend(answer.token_ids, mask=not reason, logprobs=answer.logprobs, advantage=advantage)
-    return [row for row in out if any(row.mask)]
+        if not out or turn.prompt_ids[: len(out[-1].ids)] != out[-1].ids:
+            out.append(Row())
+        row = out[-1]
+        row.ids += turn.prompt_ids[len(row.ids) :]
+        row.answers.append(_Answer(len(row.ids), turn.completion, advantage, not reason))
+        row.ids += turn.completion.token_ids
+    return [row for row in out if any(answer.trains and answer.completion.token_ids for answer in row.answers)]
 
 
 def collate(
@@ -61,15 +64,28 @@ def collate(
     flat = [r for t, a, why in zip(trajectories, turn_advantages, reasons, strict=True) for r in rows(t, a, why)]
     if not flat:
         return None
-    width = max(len(row.ids) for row in flat)
+    lengths = torch.tensor([len(row.ids) for row in flat])
+    attention = torch.arange(int(lengths.max())) < lengths[:, None]
+    input_ids = torch.full(attention.shape, pad_id)
+    input_ids[attention] = torch.tensor(list(chain.from_iterable(row.ids for row in flat)))
 
-    def pad(values: list[float] | list[int] | list[bool], fill: float | int | bool) -> list[float | int | bool]:
-        return [*values, *[fill] * (width - len(values))]
-
+    # Only the policy's own tokens, a few in a hundred, have anything in the other tensors.
+    answers = [(number, answer) for number, row in enumerate(flat) for answer in row.answers]
+    sizes = torch.tensor([len(answer.completion.token_ids) for _, answer in answers])
+    ends = sizes.cumsum(0)
+    line = torch.tensor([number for number, _ in answers]).repeat_interleave(sizes)
+    begins = torch.tensor([answer.column for _, answer in answers])
+    place = (line, torch.arange(int(ends[-1])) + (begins - (ends - sizes)).repeat_interleave(sizes))
+    advantages = torch.tensor([answer.advantage for _, answer in answers]).repeat_interleave(sizes)
+    if any(answer.completion.weights for _, answer in answers):
+        weights = (a.completion.weights or [1.0] * len(a.completion.token_ids) for _, a in answers)
+        advantages = advantages * torch.tensor(list(chain.from_iterable(weights)))
+    old = torch.tensor(list(chain.from_iterable(answer.completion.logprobs for _, answer in answers)))
+    trains = torch.tensor([answer.trains for _, answer in answers]).repeat_interleave(sizes)
     return Batch(
-        input_ids=torch.tensor([pad(row.ids, pad_id) for row in flat]),
-        attention=torch.tensor([pad([True] * len(row.ids), False) for row in flat]),
-        mask=torch.tensor([pad(row.mask, False) for row in flat]),
-        old_logprobs=torch.tensor([pad(row.logprobs, 0.0) for row in flat]),
-        advantages=torch.tensor([pad(row.advantages, 0.0) for row in flat]),
+        input_ids=input_ids,
+        attention=attention,
+        mask=torch.zeros(attention.shape, dtype=torch.bool).index_put(place, trains),
+        old_logprobs=torch.zeros(attention.shape).index_put(place, old),
+        advantages=torch.zeros(attention.shape).index_put(place, advantages),
     )

@@ -139,7 +139,7 @@ class Trainer:
             "latest": self.latest.as_dict() if self.latest else None,
         }
         folder = self.run_dir / "checkpoints"
-        save_checkpoint(folder, step=self.step, model=self.engine.model, tokenizer=self.engine.tokenizer, state=state)
+        save_checkpoint(folder, step=self.step, save_model=self.engine.save, state=state)
         self._tell(Event("checkpoint", self.step))
 
     def restore(self, checkpoint: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import Counter
@@ -87,16 +88,22 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
     played = [t for group in groups for t in group.trajectories]
     turns = [turn for t in played for turn in t.turns]
     stops = Counter(t.stop for t in played)
-    return {
-        "rollout/reward": fmean(t.reward for t in played),
-        "rollout/success": fmean(t.success for t in played),
-        "rollout/turns": fmean(len(t.turns) for t in played),
-        "rollout/tool_turns": fmean(t.num_tool_turns for t in played),
-        "rollout/invalid_turns": fmean(bool(turn.invalid) for turn in turns) if turns else 0.0,
-        "rollout/tokens": float(sum(t.num_tokens for t in played)),
-        "rollout/episodes": float(len(played)),
-        "rollout/failed_episodes": float(sum(group.num_failed for group in groups)),
-    } | {f"rollout/stop_{stop}": stops[stop] / len(played) for stop in stops}
+    weights = [weight for turn in turns for weight in turn.completion.weights or ()]
+    gap = {"rollout/sampler_gap": fmean(abs(math.log(w)) for w in weights if w > 0)} if any(weights) else {}
+    return (
+        gap
+        | {
+            "rollout/reward": fmean(t.reward for t in played),
+            "rollout/success": fmean(t.success for t in played),
+            "rollout/turns": fmean(len(t.turns) for t in played),
+            "rollout/tool_turns": fmean(t.num_tool_turns for t in played),
+            "rollout/invalid_turns": fmean(bool(turn.invalid) for turn in turns) if turns else 0.0,
+            "rollout/tokens": float(sum(t.num_tokens for t in played)),
+            "rollout/episodes": float(len(played)),
+            "rollout/failed_episodes": float(sum(group.num_failed for group in groups)),
+        }
+        | {f"rollout/stop_{stop}": stops[stop] / len(played) for stop in stops}
+    )
 
 
 def ledger(dropped: Sequence[Sequence[str]]) -> Metrics:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
 from spear_rl.envs.household.action import said_command
 from spear_rl.envs.household.game import Game
 from spear_rl.envs.household.wording import NOTHING_HAPPENS
@@ -11,49 +15,75 @@ from spear_rl.rollout.env import INADMISSIBLE, Observation, StepResult
 REWARD = 10.0
 
 
-class HouseholdEnv:
-    """One episode of one game."""
+class Episode(Protocol):
+    """A game under way, on whatever engine."""
 
-    __slots__ = ("_game", "_is_over", "_world")
+    @property
+    def won(self) -> bool: ...
+    def intro(self) -> str: ...
+    def commands(self) -> tuple[str, ...]: ...
+    def act(self, command: str) -> str: ...
+    def state_key(self) -> str: ...
+    def close(self) -> None: ...
 
-    def __init__(self, game: Game) -> None:
-        self._game = game
-        self._world: World | None = None
+
+class TextGameEnv:
+    """One episode of one game of ALFWorld's kind."""
+
+    __slots__ = ("_begin", "_episode", "_is_over", "_reward")
+
+    def __init__(self, begin: Callable[[], Episode], *, reward: float = REWARD) -> None:
+        self._begin, self._reward = begin, reward
+        self._episode: Episode | None = None
         self._is_over = False
 
     def reset(self) -> Observation:
-        self._world = World(self._game)
+        if self._episode is not None:
+            self._episode.close()
+        self._episode = self._begin()
         self._is_over = False
-        return self._observation(self._world, self._world.intro())
+        return self._observation(self._episode, self._episode.intro())
 
     def step(self, action: str) -> StepResult:
-        world = self._world
-        if world is None:
-            raise RuntimeError("the household has no episode under way: call reset() before step()")
+        episode = self._episode
         if self._is_over:
-            raise RuntimeError("this episode of the household is over: make a new environment for the next one")
+            raise RuntimeError("this episode is over: make a new environment for the next one")
+        if episode is None:
+            raise RuntimeError("there is no episode under way: call reset() before step()")
         said = said_command(action)
         if said.invalid:
-            return StepResult(self._observation(world, NOTHING_HAPPENS), invalid=said.invalid, success=False)
-        if said.command not in world.commands():
-            return StepResult(self._observation(world, NOTHING_HAPPENS), invalid=INADMISSIBLE, success=False)
-        text = world.act(said.command)
-        self._is_over = world.won
+            return StepResult(self._observation(episode, NOTHING_HAPPENS), invalid=said.invalid, success=False)
+        is_possible = said.command in episode.commands()
+        text = episode.act(said.command)
+        if not is_possible:
+            return StepResult(self._observation(episode, text), invalid=INADMISSIBLE, success=False)
+        self._is_over = won = episode.won
         return StepResult(
-            self._observation(world, text),
-            reward=REWARD if world.won else 0.0,
-            done=world.won,
+            self._observation(episode, text),
+            reward=self._reward if won else 0.0,
+            done=won,
             used_tool=True,
-            success=world.won,
+            success=won,
         )
 
     def close(self) -> None:
-        self._world = None
+        if self._episode is not None:
+            self._episode.close()
+        self._episode = None
         self._is_over = True
 
     @staticmethod
-    def _observation(world: World, text: str) -> Observation:
-        commands = world.commands()
+    def _observation(episode: Episode, text: str) -> Observation:
+        commands = episode.commands()
         position = commands.index("help")
         choices = commands[:position] + commands[position + 1 :]
-        return Observation(text, state_key=world.state_key(), choices=choices)
+        return Observation(text, state_key=episode.state_key(), choices=choices)
+
+
+class HouseholdEnv(TextGameEnv):
+    """One episode of one game in the embedded simulator."""
+
+    __slots__ = ()
+
+    def __init__(self, game: Game, *, reward: float = REWARD) -> None:
+        super().__init__(partial(World, game), reward=reward)

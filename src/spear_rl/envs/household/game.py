@@ -1,18 +1,13 @@
-"""The tables of one game that no move ever changes, indexed by number so that all its episodes can share them."""
+"""One game as its episodes share it: tables that no move ever changes, indexed by number."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-
-from spear_rl.envs.household.goal import Numbers, Test, compiled_goal, mentioned_predicates
 from spear_rl.envs.household.problem import Problem
 from spear_rl.envs.household.rooms import TREATMENTS
+from spear_rl.envs.household.tables import FLAGS, Groups, Tables, display_names, game_tables
+from spear_rl.envs.household.verdict import Test, goal_test
 
-KNIFE_TYPES = frozenset({"knifetype", "butterknifetype"})
-FLAGS = ("isclean", "ishot", "iscool", "issliced", "istoggled", "ison")
-
-Arguments = tuple[str, ...]
+__all__ = ["Game", "display_names"]
 
 
 class Game:
@@ -48,105 +43,50 @@ class Game:
     )
 
     def __init__(self, problem: Problem) -> None:
-        facts: defaultdict[str, list[Arguments]] = defaultdict(list)
-        for fact in problem.facts:
-            facts[fact[0]].append(fact[1:])
-        kinds = problem.entities
-        known = sorted({argument for fact in problem.facts for argument in fact[1:]})
-        names = display_names(known)
-        objects = [entity for entity in known if kinds[entity] == "object"]
-        receptacles = [entity for entity in known if kinds[entity] == "receptacle"]
-        locations = [entity for entity in known if kinds[entity] == "location"]
-        object_of = {entity: number for number, entity in enumerate(objects)}
-        receptacle_of = {entity: number for number, entity in enumerate(receptacles)}
-        location_of = {entity: number for number, entity in enumerate(locations)}
+        self._fill(game_tables(problem))
 
-        self.task = problem.task
-        self.object_names = tuple(names[entity] for entity in objects)
-        self.receptacle_names = tuple(names[entity] for entity in receptacles)
-        self.object_numbers = {names[entity]: number for entity, number in object_of.items()}
-        self.receptacle_numbers = {names[entity]: number for entity, number in receptacle_of.items()}
+    @classmethod
+    def from_tables(cls, tables: Tables) -> Game:
+        """The game whose tables were worked out before."""
+        game = cls.__new__(cls)
+        game._fill(tables)
+        return game
 
-        def marked(predicate: str, numbers: dict[str, int]) -> frozenset[int]:
-            return frozenset(numbers[entity] for (entity,) in facts[predicate])
-
-        self.openable = marked("openable", receptacle_of)
-        self.pickupable = marked("pickupable", object_of)
-        self.sliceable = marked("sliceable", object_of)
-        self.toggleable = marked("toggleable", object_of)
-        self.is_container = marked("isreceptacleobject", object_of)
-        self.treatable = {verb: marked(treatment.trait, object_of) for verb, treatment in TREATMENTS.items()}
-        self.nested = _grouped(len(objects), ((object_of[b], object_of[a]) for a, b in facts["inreceptacleobject"]))
-
-        objects_by_type: defaultdict[str, list[int]] = defaultdict(list)
-        for entity, kind in facts["objecttype"]:
-            objects_by_type[kind].append(object_of[entity])
-        accepted_by_type: defaultdict[str, set[int]] = defaultdict(set)
-        for receptacle_type, object_type in facts["cancontain"]:
-            accepted_by_type[receptacle_type].update(objects_by_type[object_type])
-        shared = {kind: frozenset(accepted) for kind, accepted in accepted_by_type.items()}
-        accepts: list[frozenset[int]] = [frozenset()] * len(receptacles)
-        for entity, kind in facts["receptacletype"]:
-            number = receptacle_of[entity]
-            here = shared.get(kind, frozenset())
-            accepts[number] = accepts[number] | here if accepts[number] else here
-        self.accepts = tuple(accepts)
-        self.knives = frozenset(number for kind in KNIFE_TYPES for number in objects_by_type[kind])
-        receptacles_by_type: defaultdict[str, set[int]] = defaultdict(set)
-        for entity, kind in facts["receptacletype"]:
-            receptacles_by_type[kind].add(receptacle_of[entity])
-        self.appliances = {
-            verb: frozenset(receptacles_by_type[f"{treatment.appliance}type"]) for verb, treatment in TREATMENTS.items()
-        }
-
-        standing = [(location_of[place], receptacle_of[entity]) for entity, place in facts["receptacleatlocation"]]
-        self.location_of = {receptacle: place for place, receptacle in standing}
-        if len(self.location_of) != len(standing):
-            raise ValueError("a receptacle stands at more than one location")
-        self.receptacles_at = _grouped(len(locations), standing)
-        gotos = sorted((f"go to {names[entity]}", receptacle_of[entity]) for entity in receptacles)
+    def _fill(self, tables: Tables) -> None:
+        marked = {predicate: frozenset(numbers) for predicate, numbers in tables["marked"].items()}
+        self.task = tables["task"]
+        self.object_names = tuple(tables["objects"])
+        self.receptacle_names = tuple(tables["receptacles"])
+        self.object_numbers = {name: number for number, name in enumerate(self.object_names)}
+        self.receptacle_numbers = {name: number for number, name in enumerate(self.receptacle_names)}
+        self.openable = marked["openable"]
+        self.pickupable = marked["pickupable"]
+        self.sliceable = marked["sliceable"]
+        self.toggleable = marked["toggleable"]
+        self.is_container = marked["isreceptacleobject"]
+        self.treatable = {verb: marked[treatment.trait] for verb, treatment in TREATMENTS.items()}
+        self.nested = _frozen(tables["nested"])
+        acceptances = [frozenset(accepted) for accepted in tables["acceptances"]]
+        self.accepts = tuple(acceptances[number] for number in tables["accepts"])
+        self.knives = frozenset(tables["knives"])
+        self.appliances = {verb: frozenset(numbers) for verb, numbers in tables["appliances"].items()}
+        standing = tables["standing"]
+        self.location_of = {receptacle: place for receptacle, place in enumerate(standing) if place >= 0}
+        self.receptacles_at = _frozen(tables["receptacles_at"])
+        names = zip(self.receptacle_names, standing, strict=True)
+        walks = sorted((f"go to {name}", place) for name, place in names if place >= 0)
         self.gotos = tuple(
-            tuple(command for command, receptacle in gotos if self.location_of.get(receptacle, place) != place)
-            for place in range(len(locations))
+            tuple([walk for walk, place in walks if place != here]) for here in range(len(self.receptacles_at))
         )
-
-        starts = facts["atlocation"]
-        if len(starts) != 1:
-            raise ValueError(f"a game has one agent at one location, this one has {len(starts)} such facts")
-        self.start = location_of[starts[0][1]]
-        self.start_held = next((object_of[entity] for _, entity in facts["holds"]), -1)
-        self.start_contents = _grouped(
-            len(receptacles), ((receptacle_of[inside], object_of[entity]) for entity, inside in facts["inreceptacle"])
-        )
-        self.start_lying = _grouped(
-            len(locations), ((location_of[place], object_of[entity]) for entity, place in facts["objectatlocation"])
-        )
-        self.start_opened = marked("opened", receptacle_of)
-        self.start_flags = {flag: marked(flag, object_of) for flag in FLAGS}
-
-        self.goal: Test = compiled_goal(problem, Numbers(object_of, receptacle_of, location_of))
-        self.goal_needs_location = "atlocation" in mentioned_predicates(problem.goal)
+        self.start = tables["start"]
+        self.start_held = tables["held"]
+        self.start_contents = _frozen(tables["contents"])
+        self.start_lying = _frozen(tables["lying"])
+        self.start_opened = marked["opened"]
+        self.start_flags = {flag: marked[flag] for flag in FLAGS}
+        self.goal: Test = goal_test(tables["goal"])
+        self.goal_needs_location = tables["goal_needs_location"]
 
 
-def display_names(identifiers: Sequence[str]) -> dict[str, str]:
-    """What the player reads for each identifier: `mug_bar_1` is "mug 2" if it is the first of two, in sorted order."""
-    stems = {entity: _stem(entity) for entity in sorted(identifiers) if "_bar_" in entity}
-    left = Counter(stems.values())
-    # Whatever is not an instance of something (an agent, a type) keeps its name and an empty number.
-    names = {entity: f"{entity} " for entity in identifiers if entity not in stems}
-    for entity, stem in stems.items():
-        names[entity] = f"{stem} {left[stem]}"
-        left[stem] -= 1
-    return names
-
-
-def _stem(entity: str) -> str:
-    stem = entity.split("_bar_", 1)[0]
-    return f"{stem}basin" if "basin" in entity else stem
-
-
-def _grouped(size: int, pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
-    groups: list[list[int]] = [[] for _ in range(size)]
-    for group, member in pairs:
-        groups[group].append(member)
-    return tuple(tuple(sorted(group)) for group in groups)
+def _frozen(groups: Groups) -> tuple[tuple[int, ...], ...]:
+    return tuple([tuple(group) for group in groups])

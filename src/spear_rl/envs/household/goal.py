@@ -1,17 +1,15 @@
-"""Goals: a PDDL formula becomes one function of a world, with everything that cannot change already worked out."""
+"""Grounds a goal: a PDDL formula about types becomes one about a game's numbers, its unchanging parts decided."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from itertools import product
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple, TypeAlias
 
 from spear_rl.envs.household.problem import Fact, Formula, Problem, typed_names
 
-if TYPE_CHECKING:
-    from spear_rl.envs.household.world import World
-
-Test: TypeAlias = "Callable[[World], bool]"
+Ground: TypeAlias = "bool | Sequence[Any]"
+"""A formula over numbers, in what JSON can hold: ("any", ("inside", 3, 0, 1), ("not", ("flag", "ishot", 3)))."""
 Bound: TypeAlias = Mapping[str, str]
 
 _CONNECTIVES = frozenset({"and", "or", "not", "imply", "exists", "forall", "="})
@@ -28,12 +26,9 @@ class Numbers(NamedTuple):
     locations: Mapping[str, int]
 
 
-def compiled_goal(problem: Problem, numbers: Numbers) -> Test:
-    """Whether the goal holds, as a function of the world."""
-    simplified = _Compiler(problem, numbers).simplified(problem.goal, {})
-    if isinstance(simplified, bool):
-        return _always(simplified)
-    return simplified
+def grounded_goal(problem: Problem, numbers: Numbers) -> Ground:
+    """The goal about this game's numbers; a plain truth value where no move can change it."""
+    return _Grounder(problem, numbers).simplified(problem.goal, {})
 
 
 def mentioned_predicates(formula: Formula) -> frozenset[str]:
@@ -45,14 +40,15 @@ def mentioned_predicates(formula: Formula) -> frozenset[str]:
     return below if not isinstance(head, str) or head in _CONNECTIVES else below | {head}
 
 
-class _Compiler:
+class _Grounder:
     def __init__(self, problem: Problem, numbers: Numbers) -> None:
         self.entities = problem.entities
         self.facts = frozenset(problem.facts)
         self.numbers = numbers
+        self.kinds: dict[str, list[str]] = {}
 
-    def simplified(self, formula: Formula, bound: Bound) -> Test | bool:
-        """The formula as a test, or as a plain truth value where no move can change it."""
+    def simplified(self, formula: Formula, bound: Bound) -> Ground:
+        """The formula with its quantifiers spelled out and its unchanging parts decided."""
         if isinstance(formula, str):
             raise ValueError(f"a goal is made of (predicate ...) lists, found {formula!r}")
         if not formula:
@@ -74,20 +70,32 @@ class _Compiler:
         return atom[1] == atom[2] if head == "=" else self._atom(atom)
 
     def _bindings(self, formula: tuple[Formula, ...], bound: Bound) -> Iterator[Bound]:
-        names, body = formula[1], formula[2]
-        variables = typed_names(names)
-        choices = []
-        for variable, kind in variables.items():
+        variables = typed_names(formula[1])
+        # A name declared anew means something else from here on.
+        free = {name: entity for name, entity in bound.items() if name not in variables}
+        return self._extended(list(variables.items()), formula, free)
+
+    def _extended(
+        self, variables: list[tuple[str, str]], formula: tuple[Formula, ...], bound: Bound
+    ) -> Iterator[Bound]:
+        if not variables:
+            yield bound
+            return
+        (variable, kind), *rest = variables
+        entities = self._of_kind(kind)
+        if formula[0] == "exists":
+            entities = self._promising(variable, entities, formula[2], bound)
+        for entity in entities:
+            yield from self._extended(rest, formula, {**bound, variable: entity})
+
+    def _of_kind(self, kind: str) -> list[str]:
+        if kind not in self.kinds:
             # In PDDL every type is an object.
-            entities = [entity for entity, own in self.entities.items() if kind in (own, "object")]
-            if formula[0] == "exists":
-                entities = self._promising(variable, entities, body, bound)
-            choices.append(entities)
-        for chosen in product(*choices):
-            yield {**bound, **dict(zip(variables, chosen, strict=True))}
+            self.kinds[kind] = [entity for entity, own in self.entities.items() if kind in (own, "object")]
+        return self.kinds[kind]
 
     def _promising(self, variable: str, entities: list[str], body: Formula, bound: Bound) -> list[str]:
-        """The entities for which no unchanging condition on the variable alone fails; saves most of the grounding."""
+        """The entities for which no unchanging condition on what is bound fails; saves most of the grounding."""
         for atom in _conjuncts(body):
             words = [bound.get(str(word), str(word)) for word in atom]
             fixed = words[0] not in _CONNECTIVES | _FLAGS | _MOVING
@@ -95,38 +103,36 @@ class _Compiler:
                 entities = [e for e in entities if tuple(e if w == variable else w for w in words) in self.facts]
         return entities
 
-    def _atom(self, atom: Fact) -> Test | bool:
+    def _atom(self, atom: Fact) -> Ground:
         predicate, *arguments = atom
         if predicate in _UNTRACKED:
             raise ValueError(f"a goal cannot ask for ({predicate} ...): the household does not keep track of it")
         if predicate in _FLAGS:
             entity = self.numbers.objects.get(arguments[0])
-            return False if entity is None else _flag(predicate, entity)
+            return False if entity is None else ("flag", predicate, entity)
         if predicate in _MOVING:
             return self._moving(predicate, arguments)
         return atom in self.facts
 
-    def _moving(self, predicate: str, arguments: list[str]) -> Test | bool:
+    def _moving(self, predicate: str, arguments: list[str]) -> Ground:
         objects, receptacles, locations = self.numbers
         if predicate == "holdsany":
-            return lambda world: world.held >= 0
+            return ("busy",)
         first, last = arguments[0], arguments[-1]
         if predicate == "opened":
             receptacle = receptacles.get(first)
-            return False if receptacle is None else lambda world: receptacle in world.opened
+            return False if receptacle is None else ("opened", receptacle)
         if predicate == "atlocation":
             place = locations.get(last)
-            return False if place is None else lambda world: world.here == place
+            return False if place is None else ("here", place)
         if predicate == "holds":
             entity = objects.get(last)
-            return False if entity is None else lambda world: world.held == entity
+            return False if entity is None else ("held", entity)
         entity, rooms = objects.get(first), receptacles if predicate == "inreceptacle" else locations
         where = rooms.get(last)
         if entity is None or where is None:
             return False
-        if predicate == "inreceptacle":
-            return lambda world: entity in world.contents[where]
-        return lambda world: entity in world.lying[where]
+        return ("inside" if predicate == "inreceptacle" else "lying", entity, where)
 
 
 def _conjuncts(formula: Formula) -> Iterator[tuple[Formula, ...]]:
@@ -136,50 +142,45 @@ def _conjuncts(formula: Formula) -> Iterator[tuple[Formula, ...]]:
         for part in formula[1:]:
             yield from _conjuncts(part)
     elif formula[0] == "exists":
-        yield from _conjuncts(formula[2])
+        declared = typed_names(formula[1])
+        yield from (atom for atom in _conjuncts(formula[2]) if declared.keys().isdisjoint(map(str, atom)))
     elif all(isinstance(word, str) for word in formula):
         yield formula
 
 
-def _always(value: bool) -> Test:
-    return lambda world: value
+def _negation(part: Ground) -> Ground:
+    return not part if isinstance(part, bool) else ("not", part)
 
 
-def _flag(predicate: str, entity: int) -> Test:
-    return lambda world: entity in world.flags[predicate]
-
-
-def _negation(part: Test | bool) -> Test | bool:
-    return not part if isinstance(part, bool) else lambda world: not part(world)
-
-
-def _all(parts: list[Test | bool]) -> Test | bool:
+def _all(parts: list[Ground]) -> Ground:
     if any(part is False for part in parts):
         return False
-    tests = [part for part in parts if not isinstance(part, bool)]
-    if len(tests) < 2:
-        return tests[0] if tests else True
-
-    def every(world: World) -> bool:
-        for test in tests:  # noqa: SIM110 - a generator would double the time of a step
-            if not test(world):
-                return False
-        return True
-
-    return every
+    open_parts = [part for part in parts if not isinstance(part, bool)]
+    if len(open_parts) < 2:
+        return open_parts[0] if open_parts else True
+    return ("all", *open_parts)
 
 
-def _any(parts: list[Test | bool]) -> Test | bool:
+def _any(parts: list[Ground]) -> Ground:
     if any(part is True for part in parts):
         return True
-    tests = [part for part in parts if not isinstance(part, bool)]
-    if len(tests) < 2:
-        return tests[0] if tests else False
+    open_parts = [part for part in parts if not isinstance(part, bool)]
+    open_parts = _merged(open_parts)
+    if len(open_parts) < 2:
+        return open_parts[0] if open_parts else False
+    return ("any", *open_parts)
 
-    def some(world: World) -> bool:
-        for test in tests:  # noqa: SIM110 - a generator would double the time of a step
-            if test(world):
-                return True
-        return False
 
-    return some
+def _merged(parts: list[Sequence[Any]]) -> list[Sequence[Any]]:
+    """Parts that only differ in the receptacle an object is in, as one: twenty cabinets make no long goal."""
+    receptacles: dict[Any, list[int]] = {}
+    for part in chain.from_iterable(part[1:] if part[0] == "any" else (part,) for part in parts):
+        *others, last = part[1:] if part[0] == "all" else (part,)
+        is_inside = last[0] == "inside"
+        key = (*others, last[:2] if is_inside else last)
+        receptacles.setdefault(key, []).extend(last[2:] if is_inside else ())
+    merged: list[Sequence[Any]] = []
+    for (*others, last), where in receptacles.items():
+        ending = (*last, *sorted(set(where))) if last[0] == "inside" else last
+        merged.append(("all", *others, ending) if others else ending)
+    return merged

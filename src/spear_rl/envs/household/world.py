@@ -55,6 +55,9 @@ class World:
             self._won = self.game.goal(self)
         return self._won
 
+    def close(self) -> None:
+        """Nothing to give back."""
+
     def intro(self) -> str:
         """What the player reads first: the room and the task."""
         return intro(self)

@@ -1,0 +1,278 @@
+"""A whole RL step on `household` (easy): play every task by a group of siblings, learn from it, one optimizer step.
+
+Everybody plays the same environments with the same model, growing conversations, turn and token limits. A task's own
+reward would be 0 for an untrained model, and nothing to learn from is no work: episodes are paid by a coin that their
+own text tosses. `base` is GRPO, `spear` is GRPO with SPEAR's replay, and `trl` is TRL's GRPOTrainer with a rollout_func
+that plays through transformers' generate and keeps its weights in bfloat16 (its fastest setting; ours keeps float32
+masters).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from benchmarks.gpu.machine import dtype_of, forget_peak, median, parser, peak_gib, report, sized, synchronize
+from benchmarks.gpu.workload import engine_of, loaded
+
+from spear_rl.envs import ENVIRONMENTS
+from spear_rl.rollout.env import Environment, Observation, StepResult, Task
+from spear_rl.rollout.generator import Sampling
+
+SIZES: dict[str, dict[str, Any]] = {
+    "cuda": {"tasks": 16, "siblings": 8, "turns": 10, "new_tokens": 32, "steps": 5, "warmups": 3, "trl_rows": 16}
+    | {"micro_batch_tokens": 32768},
+    "cpu": {"tasks": 2, "siblings": 2, "turns": 2, "new_tokens": 6, "steps": 2, "warmups": 1, "trl_rows": 2}
+    | {"micro_batch_tokens": 2048},
+}
+LEARNING_RATE = 1e-6
+STOP = "</action>"
+MAX_CONTEXT = 4096
+
+
+class CoinEnv:
+    """An environment whose last turn pays 1 or 0 by a coin that the episode's own words toss."""
+
+    def __init__(self, make_env: Any, num_turns: int) -> None:
+        self._env: Environment = make_env()
+        self._num_left, self._toss = num_turns, 0
+
+    def reset(self) -> Observation:
+        return self._env.reset()
+
+    def step(self, action: str) -> StepResult:
+        self._num_left -= 1
+        self._toss = zlib.crc32(action.encode(), self._toss)
+        result = self._env.step(action)
+        is_last = result.done or self._num_left == 0
+        return replace(result, reward=float(self._toss & 1) if is_last else 0.0, done=is_last)
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def coin_env(task: Task, num_turns: int) -> CoinEnv:
+    return CoinEnv(task.make_env, num_turns)
+
+
+def main() -> None:
+    asked = parser(__doc__)
+    asked.add_argument("--engine", choices=["base", "spear", "trl"], default="base")
+    for name in ("tasks", "siblings", "turns", "new-tokens", "steps", "warmups", "trl-rows", "micro-batch-tokens"):
+        asked.add_argument(f"--{name}", type=int)
+    asked.add_argument("--trl-weights", choices=["bf16", "fp32"], default="bf16", help="fp32 computes by autocast")
+    asked.add_argument("--option", action="append", default=[], help="KEY=VALUE for our engine")
+    arguments = sized(asked.parse_args(), SIZES)
+    panel = ENVIRONMENTS["household"]("train", level="easy")[: arguments.tasks * 4]
+    tasks = [replace(task, make_env=partial(coin_env, task, arguments.turns)) for task in panel]
+    if arguments.engine == "trl" and arguments.device == "cuda":
+        arguments.steps, arguments.warmups = 2, 1  # a step takes it long, and it compiles nothing
+    result = trl(tasks, arguments) if arguments.engine == "trl" else ours(tasks, arguments)
+    size = {name: getattr(arguments, name) for name in SIZES["cuda"]}
+    report(
+        {"part": "rl_step", "engine": arguments.engine, "sizes": size, "results": {arguments.engine: result}},
+        arguments.out,
+    )
+
+
+def ours(tasks: Sequence[Task], arguments: Any) -> dict[str, Any]:
+    from spear_rl.algorithms import ALGORITHMS
+    from spear_rl.rollout.collect import collect_groups
+    from spear_rl.rollout.renderer import ChatRenderer
+    from spear_rl.train.step import train_step
+
+    model, tokenizer = loaded(arguments.model)
+    engine = engine_of(
+        model,
+        tokenizer,
+        arguments.device,
+        arguments.option,
+        sampling=Sampling(max_new_tokens=arguments.new_tokens, stop=(STOP,)),
+        learning_rate=LEARNING_RATE,
+        micro_batch_tokens=arguments.micro_batch_tokens,
+        **({"num_slots": arguments.tasks * arguments.siblings} if arguments.device == "cuda" else {}),
+    )
+    algorithm = ALGORITHMS["grpo" if arguments.engine == "base" else "spear-grpo"]()
+    renderer, rng = ChatRenderer(tokenizer), random.Random(0)
+
+    def collect(step: int) -> Any:
+        return collect_groups(
+            [tasks[(step * arguments.tasks + number) % len(tasks)] for number in range(arguments.tasks)],
+            group_size=arguments.siblings,
+            generator=engine,
+            renderer=renderer,
+            max_turns=arguments.turns,
+            step=step,
+            max_context=MAX_CONTEXT,
+        )
+
+    steps: list[dict[str, float]] = []
+    for step in range(arguments.warmups + arguments.steps):
+        if step == arguments.warmups:
+            forget_peak(arguments.device)
+        synchronize(arguments.device)
+        start = time.perf_counter()
+        metrics = train_step(step, collect=collect, algorithm=algorithm, engine=engine, rng=rng)
+        synchronize(arguments.device)
+        steps.append(
+            {
+                "seconds": time.perf_counter() - start,
+                "rollout_s": metrics["time/rollout"],
+                "update_s": metrics["time/update"],
+                "turns": metrics["rollout/turns"] * metrics["rollout/episodes"],
+                "tokens": metrics["rollout/tokens"],
+                "replayed": metrics.get("replay/trajectories", 0.0),
+            }
+        )
+    return summary(steps, arguments)
+
+
+def trl(tasks: Sequence[Task], arguments: Any) -> dict[str, Any]:
+    import os
+    import tempfile
+
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    from datasets import Dataset
+    from transformers import GenerationConfig, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+    from trl.models.utils import unwrap_model_for_generation
+
+    from spear_rl.rollout.renderer import ChatRenderer
+
+    model, tokenizer = loaded(arguments.model)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    is_mixed = arguments.device == "cuda" and arguments.trl_weights == "fp32"
+    model = model.to(torch.float32 if is_mixed else dtype_of(arguments.device))
+    renderer, by_id = ChatRenderer(tokenizer), {task.id: task for task in tasks}
+    settings = GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=arguments.new_tokens,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        stop_strings=[STOP],
+    )
+    counts: dict[str, float] = {}
+
+    def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        """Play every episode turn by turn, all living ones in one padded batch."""
+        start = time.perf_counter()
+        envs = [by_id[prompt].make_env() for prompt in prompts]
+        observations = [env.reset() for env in envs]
+        texts = [_shown(by_id[p].instructions, o) for p, o in zip(prompts, observations, strict=True)]
+        opening = [renderer.prompt([{"role": "user", "content": text}]) for text in texts]
+        ids = [list(prompt) for prompt in opening]
+        masks: list[list[int]] = [[] for _ in prompts]
+        rewards, living = [0.0] * len(prompts), list(range(len(prompts)))
+        turns = tokens = 0
+        while living:
+            batch = tokenizer.pad({"input_ids": [ids[i] for i in living]}, padding_side="left", return_tensors="pt")
+            batch = batch.to(trainer.accelerator.device)
+            with torch.no_grad(), unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator) as unwrapped:
+                out = unwrapped.generate(
+                    input_ids=batch["input_ids"],
+                    attention_mask=batch["attention_mask"],
+                    generation_config=settings,
+                    tokenizer=tokenizer,
+                )
+            for i, row in zip(list(living), out[:, batch["input_ids"].shape[1] :].tolist(), strict=True):
+                said = _without_padding(row, tokenizer)
+                turns, tokens = turns + 1, tokens + len(said)
+                result = envs[i].step(renderer.parse(said))
+                rewards[i] += result.reward
+                masks[i] += [1] * len(said)
+                following = renderer.extended(ids[i], said, _shown("", result.observation))
+                if result.done or len(following) > MAX_CONTEXT:
+                    ids[i] = [*ids[i], *said]
+                    living.remove(i)
+                else:
+                    masks[i] += [0] * (len(following) - len(ids[i]) - len(said))
+                    ids[i] = following
+        counts.update(turns=float(turns), tokens=float(tokens), rollout_s=time.perf_counter() - start)
+        answers = [all_ids[len(prompt) :] for all_ids, prompt in zip(ids, opening, strict=True)]
+        return {
+            "prompt_ids": opening,
+            "completion_ids": answers,
+            "logprobs": None,
+            "env_mask": masks,
+            "coin": rewards,
+        }
+
+    class Clock(TrainerCallback):  # type: ignore[misc]
+        steps: list[dict[str, float]] = []  # noqa: RUF012
+
+        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+            synchronize(arguments.device)
+            if len(self.steps) == arguments.warmups:
+                forget_peak(arguments.device)
+            self.start = time.perf_counter()
+
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            synchronize(arguments.device)
+            taken = time.perf_counter() - self.start
+            self.steps.append({"seconds": taken, "update_s": taken - counts["rollout_s"], "replayed": 0.0} | counts)
+
+    num_episodes = arguments.tasks * arguments.siblings
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = GRPOTrainer(
+            model=model,
+            reward_funcs=lambda completions, coin, **others: coin,
+            args=GRPOConfig(
+                output_dir=folder,
+                per_device_train_batch_size=arguments.trl_rows,
+                gradient_accumulation_steps=num_episodes // arguments.trl_rows,
+                num_generations=arguments.siblings,
+                max_steps=arguments.warmups + arguments.steps,
+                learning_rate=LEARNING_RATE,
+                beta=0.0,
+                temperature=1.0,
+                max_completion_length=arguments.turns * 512,
+                bf16=is_mixed,
+                use_cpu=arguments.device == "cpu",
+                gradient_checkpointing=False,  # with it on, generate would lose its key-value cache
+                report_to=[],
+                save_strategy="no",
+                logging_strategy="no",
+                disable_tqdm=True,
+            ),
+            train_dataset=Dataset.from_list([{"prompt": task.id} for task in tasks]),
+            processing_class=tokenizer,
+            rollout_func=rollout,
+            callbacks=[clock],
+        )
+        trainer.train()
+    return summary(clock.steps, arguments)
+
+
+def _shown(instructions: str, observation: Observation) -> str:
+    """The text `growing_chat` shows."""
+    choices = "Possible actions: " + "; ".join(observation.choices)
+    shown = f"{observation.text}\n{choices}" if observation.choices else observation.text
+    return f"{instructions}\n\n{shown}" if instructions else shown
+
+
+def _without_padding(row: list[int], tokenizer: Any) -> list[int]:
+    """What was sampled: up to the first end token, or to the padding behind a stop string."""
+    ends = {tokenizer.eos_token_id, tokenizer.pad_token_id}
+    first = next((at for at, token in enumerate(row) if token in ends), len(row))
+    return row[: first + 1] if first < len(row) and row[first] == tokenizer.eos_token_id else row[:first]
+
+
+def summary(steps: list[dict[str, float]], arguments: Any) -> dict[str, Any]:
+    measured = steps[arguments.warmups :]
+    medians = {name: median([step[name] for step in measured]) for name in measured[0]}
+    return medians | {"first_step_s": steps[0]["seconds"], "peak_gib": peak_gib(arguments.device), "steps": steps}
+
+
+if __name__ == "__main__":
+    main()

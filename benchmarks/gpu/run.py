@@ -1,0 +1,255 @@
+"""Every comparison in one run on one machine, each in a process of its own; prints one table, writes one JSON.
+
+    python -m benchmarks.gpu                                            # everything, on the GPU
+    python -m benchmarks.gpu --device cpu --model tiny                  # a rehearsal
+    python -m benchmarks.gpu --vllm-path VLLM_SITE_PACKAGES             # vLLM wants another transformers than ours
+    python -m benchmarks.gpu --only generation rl_step:trl
+
+A part whose library is missing or that fails shows "-", and the reason stands below the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+PARTS: dict[str, list[str]] = {
+    "floor": ["floor"],
+    "generation": ["ours", "transformers", "transformers-static", "vllm"],
+    "training": ["ours", "ours-roomy", "plain", "plain-mixed"],
+    "rl_step": ["base", "spear", "trl"],
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table."""
+
+    what: str
+    unit: str
+    value: float | None
+    whose: str = ""
+    verdict: str = ""
+    """How ours stands to it."""
+
+
+def main() -> None:
+    import torch
+
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cuda", "cpu"])
+    asked.add_argument("--model", default="smollm2", help="smollm2, tiny or a transformers folder")
+    asked.add_argument("--only", nargs="+", metavar="PART[:ENGINE]", help=f"of {', '.join(PARTS)}")
+    asked.add_argument("--without", nargs="+", metavar="PART[:ENGINE]", default=[])
+    asked.add_argument("--vllm-path", help="folder with vLLM and its transformers, put first on vLLM's import path")
+    asked.add_argument("--vllm-python", default=sys.executable, help="an interpreter that has vLLM")
+    asked.add_argument("--trl-python", default=sys.executable, help="an interpreter that has TRL")
+    asked.add_argument("--option", action="append", default=[], help="PART:KEY=VALUE for our engine in that part")
+    asked.add_argument("--vllm-option", action="append", default=[], help="KEY=VALUE for vLLM's LLM")
+    asked.add_argument("--timeout", type=int, default=300, help="seconds a process may take")
+    asked.add_argument("--out", type=Path, default=Path("benchmarks_gpu.json"))
+    arguments = asked.parse_args()
+
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        model = arguments.model
+        if not Path(model).is_dir():
+            model = f"{folder}/model"
+            _run([sys.executable, "-m", "benchmarks.gpu.prepare", "--model", arguments.model, model], arguments, {})
+        for part, engine in chosen(arguments):
+            out = Path(folder) / "result.json"
+            out.unlink(missing_ok=True)
+            start = time.perf_counter()
+            error = _run(_command(part, engine, model, out, arguments), arguments, _environment(engine, arguments))
+            result = json.loads(out.read_text("utf-8")) if out.is_file() else {"error": error}
+            results[f"{part}:{engine}"] = result | {"process_s": round(time.perf_counter() - start, 1)}
+            arguments.out.write_text(json.dumps(results, indent=1), "utf-8")  # a run cut short keeps what it has
+            print(f"{part}:{engine} {results[f'{part}:{engine}']['process_s']} s {error or ''}", flush=True)
+    shown = lines(results)
+    arguments.out.write_text(json.dumps(results | {"table": [asdict(line) for line in shown]}, indent=1), "utf-8")
+    print("\n" + table(shown))
+    for name, result in results.items():
+        if "error" in result:
+            print(f"\n{name}: {result['error']}")
+    known = next((result["facts"] for result in results.values() if "facts" in result), {})
+    print("\n" + ", ".join(f"{name} {value}" for name, value in known.items()))
+
+
+def chosen(arguments: Any) -> list[tuple[str, str]]:
+    """(part, engine) of everything asked for."""
+    pairs = [(part, engine) for part, engines in PARTS.items() for engine in engines]
+
+    def is_named(pair: tuple[str, str], names: list[str]) -> bool:
+        return pair[0] in names or ":".join(pair) in names
+
+    return [
+        p for p in pairs if (not arguments.only or is_named(p, arguments.only)) and not is_named(p, arguments.without)
+    ]
+
+
+def _command(part: str, engine: str, model: str, out: Path, arguments: Any) -> list[str]:
+    python = {"vllm": arguments.vllm_python, "trl": arguments.trl_python}.get(engine, sys.executable)
+    command = [
+        python,
+        "-m",
+        f"benchmarks.gpu.{part}",
+        "--device",
+        arguments.device,
+        "--model",
+        model,
+        "--out",
+        str(out),
+    ]
+    if part != "floor":
+        command += ["--engine", engine]
+    options = [o.partition(":")[2] for o in arguments.option if o.partition(":")[0] == part]
+    if engine == "vllm":
+        options = arguments.vllm_option
+    elif engine not in ("ours", "ours-roomy", "base", "spear"):
+        options = []
+    return command + [word for option in options for word in ("--option", option)]
+
+
+def _environment(engine: str, arguments: Any) -> dict[str, str]:
+    if engine != "vllm" or not arguments.vllm_path:
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [arguments.vllm_path, os.environ.get("PYTHONPATH")]))}
+
+
+def _run(command: list[str], arguments: Any, environment: dict[str, str]) -> str | None:
+    """Run to the end; what went wrong in one line, or None."""
+    with tempfile.TemporaryFile("w+") as log:
+        try:
+            done = subprocess.run(
+                command, stdout=log, stderr=log, timeout=arguments.timeout, env=os.environ | environment, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return f"not done after {arguments.timeout} s"
+        except OSError as error:
+            return str(error)
+        log.seek(0)
+        said = [line.strip() for line in log if line.strip()]
+    if done.returncode == 0:
+        return None
+    print("\n".join(said[-25:]), flush=True)
+    return said[-1][:300] if said else f"exit code {done.returncode}"
+
+
+def lines(results: dict[str, Any]) -> list[Line]:
+    """What the measurements say about each other."""
+
+    def value(part: str, engine: str, name: str, label: str | None = None) -> float | None:
+        found = results.get(f"{part}:{engine}", {}).get("results", {})
+        measured = found.get(label or engine, {}).get(name)
+        return None if measured is None else float(measured)
+
+    floor = results.get("floor:floor", {}).get("results", {})
+    speed = "tokens_per_s"
+    out = compared(
+        "generation",
+        "tokens/s",
+        value("generation", "ours", speed),
+        {
+            "transformers, dynamic cache": value("generation", "transformers", speed, "transformers dynamic cache"),
+            "transformers, static cache": value(
+                "generation", "transformers-static", speed, "transformers static cache"
+            ),
+            "vLLM, no log-probs": value("generation", "vllm", speed),
+            "vLLM, log-probs": value("generation", "vllm", speed, "vllm with log-probs"),
+            "floor": floor.get("generation", {}).get(speed),
+        },
+    )
+    out += compared(
+        "training",
+        "real tokens/s",
+        value("training", "ours", speed),
+        {
+            "plain, bf16 weights": value("training", "plain", speed),
+            "plain, fp32 weights + autocast": value("training", "plain-mixed", speed),
+            "floor": floor.get("training", {}).get(speed),
+        },
+    )
+    out += compared(
+        "training, memory to spare",
+        "real tokens/s",
+        value("training", "ours-roomy", speed),
+        {
+            "plain, bf16 weights": value("training", "plain", speed),
+            "plain, fp32 weights + autocast": value("training", "plain-mixed", speed),
+            "floor": floor.get("training", {}).get(speed),
+        },
+    )
+    out += compared(
+        "training, peak memory",
+        "GiB",
+        value("training", "ours", "peak_gib"),
+        {
+            "plain, bf16 weights": value("training", "plain", "peak_gib"),
+            "plain, fp32 weights + autocast": value("training", "plain-mixed", "peak_gib"),
+        },
+    )
+    for what, unit, name in (
+        ("RL step", "s", "seconds"),
+        ("RL step, rollout", "s", "rollout_s"),
+        ("RL step, update", "s", "update_s"),
+        ("RL step, peak memory", "GiB", "peak_gib"),
+        ("RL step, turns played", "turns", "turns"),
+        ("RL step, tokens written", "tokens", "tokens"),
+    ):
+        out += compared(what, unit, value("rl_step", "base", name), {"TRL GRPOTrainer": value("rl_step", "trl", name)})
+    for what, unit, name in (("with replay", "s", "seconds"), ("with replay, peak memory", "GiB", "peak_gib")):
+        base = value("rl_step", "base", name)
+        out += compared(f"RL step {what}", unit, value("rl_step", "spear", name), {"without (its base)": base})
+    out += compared("episodes replayed a step", "", value("rl_step", "spear", "replayed"), {})
+    for part, engine in (("generation", "ours"), ("training", "ours"), ("rl_step", "base")):
+        first = value(part, engine, "first_step_s" if part == "rl_step" else "first_call_s")
+        out += compared(f"{part}: first call, with compilation", "s", first, {})
+    return out
+
+
+def compared(what: str, unit: str, ours: float | None, others: dict[str, float | None]) -> list[Line]:
+    """Our line, then one for each of the others that says how ours stands to it; nothing if nobody was measured."""
+    if ours is None and all(other is None for name, other in others.items() if name != "floor"):
+        return []
+    shown = [Line(what, unit, ours, "ours")]
+    return shown + [Line("", unit, other, name, _verdict(name, unit, ours, other)) for name, other in others.items()]
+
+
+def _verdict(name: str, unit: str, ours: float | None, other: float | None) -> str:
+    if not ours or not other:
+        return "-"
+    if name == "floor":
+        return f"{ours / other:.0%} of it"
+    if name.startswith("without"):
+        return f"{ours / other - 1:+.1%}"
+    if unit == "s":
+        return f"{other / ours:.2f}x as fast"
+    return f"{ours / other:.2f}x as fast" if unit.endswith("/s") else f"{ours / other:.2f}x"
+
+
+def table(shown: list[Line]) -> str:
+    rows = [("what", "whose", "value", "unit", "ours beside it")]
+    rows += [(line.what, line.whose, _number(line.value), line.unit, line.verdict) for line in shown]
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    text = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
+    ]
+    return "\n".join([text[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *text[1:]])
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""What is measured: the model, our engine over it, rows of the lengths real rollouts have."""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from benchmarks.gpu.machine import dtype_of
+
+from spear_rl.engines.base import Batch
+from spear_rl.engines.hf import HFEngine
+from spear_rl.engines.models import model_by_name
+from spear_rl.envs import ENVIRONMENTS
+
+
+def loaded(name: str) -> tuple[Any, Any]:
+    """(model in float32, tokenizer)."""
+    return model_by_name(name, texts=_texts, seed=0)
+
+
+def _texts() -> list[str]:
+    """What the tiny model's tokenizer takes its words from."""
+    texts: list[str] = []
+    for task in ENVIRONMENTS["household"]("train", level="easy")[:20]:
+        env = task.make_env()
+        observation = env.reset()
+        texts += [task.instructions, observation.text, *observation.choices]
+    return texts
+
+
+def engine_of(model: Any, tokenizer: Any, device: str, options: Sequence[str], **given: Any) -> HFEngine:
+    """Our engine as a user of that device would make it; `options` are KEY=VALUE of the command line."""
+    asked = {key: ast.literal_eval(value) for key, _, value in (option.partition("=") for option in options)}
+    place: dict[str, Any] = {"device": "cuda", "dtype": dtype_of(device)} if device == "cuda" else {}
+    return HFEngine(model, tokenizer, **(place | given | asked))
+
+
+def rollout_rows(count: int, vocabulary: int, pad_id: int, seed: int) -> Batch:
+    """Independent turns as an ALFWorld rollout leaves them: 270 to 390 tokens of prompt, 8 to 20 of answer."""
+    rng, lowest = random.Random(seed), min(300, vocabulary // 2)
+    prompts = [rng.randint(270, 390) for _ in range(count)]
+    answers = [rng.randint(8, 20) for _ in range(count)]
+    width = max(p + a for p, a in zip(prompts, answers, strict=True))
+    ids = torch.full((count, width), pad_id)
+    attention, mask = (torch.zeros(count, width, dtype=torch.bool) for _ in range(2))
+    advantages = torch.zeros(count, width)
+    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        ids[row, : prompt + answer] = torch.tensor([rng.randrange(lowest, vocabulary) for _ in range(prompt + answer)])
+        attention[row, : prompt + answer] = True
+        mask[row, prompt : prompt + answer] = True
+        advantages[row, prompt : prompt + answer] = rng.choice([-1.0, 1.0])
+    return Batch(ids, attention, mask, torch.full((count, width), -9.0) * mask, advantages)

@@ -1,0 +1,58 @@
+"""Training in half precision: the model computes in bfloat16, its weights are learned in float32.
+
+A step of 1e-6 on a weight of 1 is lost in bfloat16, whose neighbours of 1 are 0.004 apart. So every half-precision
+parameter has a float32 master that gathers its gradients and is stepped; the model gets a rounded copy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Masters:
+    """What the optimizer steps: a model's float32 parameters themselves, and masters of the others."""
+
+    def __init__(self, model: Any, dtype: torch.dtype | None = None) -> None:
+        """Rounds the model's trained parameters to `dtype`, keeping what they were as masters."""
+        self._pairs: list[tuple[nn.Parameter, Tensor]] = []
+        self.trained: list[Tensor] = []
+        self._names: dict[int, str] = {}
+        for name, parameter in model.named_parameters():
+            target = parameter.dtype if dtype is None else dtype
+            if not parameter.requires_grad:
+                parameter.data = parameter.data.to(target)
+            elif target == torch.float32:
+                parameter.data = parameter.data.float()
+                self.trained.append(parameter)
+            else:
+                master = parameter.detach().float().clone().requires_grad_()
+                parameter.data = parameter.data.to(target)
+                parameter.register_post_accumulate_grad_hook(self._gather)
+                self._names[id(parameter)] = name
+                self._pairs.append((parameter, master))
+                self.trained.append(master)
+        self._master_of = {id(parameter): master for parameter, master in self._pairs}
+
+    def write_back(self) -> None:
+        """Give the model the rounded masters, in place: captured graphs go on reading the same memory."""
+        if self._pairs:
+            with torch.no_grad():
+                torch._foreach_copy_([p.data for p, _ in self._pairs], [m.data for _, m in self._pairs])
+
+    def exact_weights(self) -> dict[str, Tensor]:
+        """Masters by their parameters' names."""
+        return {self._names[id(parameter)]: master.detach() for parameter, master in self._pairs}
+
+    def _gather(self, parameter: Tensor) -> None:
+        """Add a fresh gradient in float32 and free it, so that only one parameter's is alive at a time."""
+        master = self._master_of[id(parameter)]
+        gradient = parameter.grad
+        if gradient is not None:
+            if master.grad is None:
+                master.grad = gradient.float()
+            else:
+                master.grad.add_(gradient)
+        parameter.grad = None

@@ -1,0 +1,32 @@
+"""Where the policy runs and in which precision: what a name like "auto" means on this machine, or why it cannot be."""
+
+from __future__ import annotations
+
+import torch
+
+from spear_rl.errors import UserError
+
+
+def chosen_device(name: str) -> torch.device:
+    """auto takes a GPU if there is one."""
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        build = "was built without CUDA" if torch.version.cuda is None else f"was built for CUDA {torch.version.cuda}"
+        raise UserError(
+            f"engine.device={name}: torch {torch.__version__} sees no GPU here (it {build}); "
+            "set engine.device=cpu, or see what the machine has with `spear doctor`"
+        )
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def chosen_dtype(name: str, device: torch.device) -> torch.dtype:
+    """auto is bfloat16 on GPUs that have it, else float32."""
+    has_bfloat16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    if name == "bfloat16" and device.type == "cuda" and not has_bfloat16:
+        raise UserError(
+            f"engine.dtype=bfloat16: {torch.cuda.get_device_name(device)} has no bfloat16; set engine.dtype=float32"
+        )
+    if name == "auto":
+        return torch.bfloat16 if has_bfloat16 else torch.float32
+    return {"bfloat16": torch.bfloat16, "float32": torch.float32}[name]

@@ -1,0 +1,90 @@
+"""One game.tw-pddl: read, checked for damage, compared with what ALFWorld publishes. Nothing in it is ever run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+GAME_FILE = "game.tw-pddl"
+
+PUBLISHED_GRAMMARS = frozenset(
+    {
+        # Of the games that alfworld-download fetches, and of alfworld 0.4.2's own alfred.twl2.
+        "10da93e13b58e1a6039723f5d4a59ceae7c60772515bfab9fc603bafa7f8ee06",
+        "c294eb280206a4428664cdb4e2037e267e86de5b7fa862212718a961513a7de4",
+    }
+)
+"""SHA-256 of ALFWorld's grammars without their task sentence."""
+
+PUBLISHED_DOMAINS = frozenset(
+    {
+        "0af55e7f92d12b09d28515aa730e4d03fddd17228ef1fd7b18a3ee8ba49b27b9",
+        "f1473041ed01da514de1f87adfd7ef0804862361f83ccf63c75e43633b0eb280",
+    }
+)
+"""SHA-256 of ALFWorld's rules, likewise."""
+
+_TASK = re.compile(r"Your task is to: (.*?)\"")
+# The grammar's own syntax has no place in a sentence: what stands in braces there is evaluated by the stock engine.
+_SENTENCE = re.compile(r"[\w ,.;:!?'()/-]*", re.ASCII)
+
+
+class GameFile(NamedTuple):
+    """What a game file holds."""
+
+    domain: str
+    grammar: str
+    problem: str
+    walkthrough: tuple[str, ...]
+    is_solvable: bool
+    sha256: str
+    """Of the file's bytes."""
+
+    @property
+    def task(self) -> str:
+        """The task as a sentence, or an empty one if the grammar states none."""
+        found = _TASK.search(self.grammar)
+        return found.group(1) if found else ""
+
+    @property
+    def is_published(self) -> bool:
+        """Whether rules and wording are ALFWorld's own, so that the file can state nothing but a room and a task."""
+        skeleton = _TASK.sub('Your task is to: "', self.grammar, count=1)
+        return (
+            _sha256(skeleton.encode()) in PUBLISHED_GRAMMARS
+            and _sha256(self.domain.encode()) in PUBLISHED_DOMAINS
+            and _SENTENCE.fullmatch(self.task) is not None
+        )
+
+
+def read_game_file(path: str | Path, *, sha256: str = "") -> GameFile:
+    """The game in a file; with `sha256`, only if the file still has that content."""
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"the game file {path} cannot be read: {error.strerror}") from error
+    digest = _sha256(content)
+    if sha256 and digest != sha256:
+        raise ValueError(f"the game file {path} has changed since the panel was read: start again")
+    try:
+        fields = json.loads(content)
+        domain, grammar, problem = fields["pddl_domain"], fields["grammar"], fields["pddl_problem"]
+        walkthrough = tuple(fields.get("walkthrough") or ())
+        if not all(isinstance(text, str) for text in (domain, grammar, problem, *walkthrough)):
+            raise TypeError("a text is not a text")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise damaged(path, error) from error
+    return GameFile(domain, grammar, problem, walkthrough, fields.get("solvable") is True, digest)
+
+
+def damaged(path: str | Path, error: Exception) -> ValueError:
+    """What to say of a file that is no game."""
+    reason = f"{type(error).__name__}: {error}"[:200]
+    return ValueError(f"the game file {path} is damaged ({reason}): remove it and run `alfworld-download` again")
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

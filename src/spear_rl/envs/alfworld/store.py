@@ -1,0 +1,54 @@
+"""A cache on disk for small values: written whole or not at all, and what is not as it was written counts as absent.
+
+The values are JSON: reading a pickle runs what is in it, and marshal may crash on bytes it did not write. All of this
+is for speed only, so a folder that cannot be written costs time and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "SPEAR_RL_CACHE"
+
+
+def cache_folder(given: str = "") -> Path:
+    """Where to keep things: the folder given, else $SPEAR_RL_CACHE, else spear_rl in the user's cache folder."""
+    chosen = given or os.environ.get(VARIABLE, "")
+    if chosen:
+        return Path(os.path.expanduser(chosen))
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "spear_rl"
+
+
+def stored(path: str | Path) -> Any | None:
+    """The value that was kept at a path; None where there is none or it is damaged."""
+    try:
+        with open(path, "rb") as file:
+            digest, _, body = file.read().partition(b"\n")
+        return json.loads(body) if digest == _digest(body) else None
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def store(path: Path, value: object) -> None:
+    """Keep a value at a path. Readers see the old value or the new one, never a part, whenever the writer dies."""
+    body = json.dumps(value, separators=(",", ":")).encode()
+    temporary = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
+        with open(descriptor, "wb") as file:
+            file.write(_digest(body) + b"\n" + body)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+
+
+def _digest(body: bytes) -> bytes:
+    return hashlib.sha256(body).hexdigest().encode()

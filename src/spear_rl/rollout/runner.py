@@ -1,0 +1,126 @@
+"""Who runs the environments: this process, or others (`pool`). An episode is named by a key; questions get answers."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from spear_rl.rollout.env import Environment, Observation, StepResult, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What comes instead of an answer when the machinery broke, also when it was tried again."""
+
+    error: BaseException
+
+
+Answer = Observation | StepResult | Failure
+
+
+class EnvRunner(Protocol):
+    """Many episodes at once: one question each at a time, answers as they come."""
+
+    def open(self, key: int, task: Task) -> None:
+        """Start an episode of `task`; answered by its first Observation."""
+        ...
+
+    def step(self, key: int, action: str) -> None:
+        """Act in an episode; answered by a StepResult."""
+        ...
+
+    def answers(self, at_least: int) -> list[tuple[int, Answer]]:
+        """Wait for `at_least` answers (at most as many as are due) and give all there are."""
+        ...
+
+    def close(self, key: int) -> None:
+        """The episode is over, or given up; an answer that is still due will not come."""
+        ...
+
+    def __len__(self) -> int:
+        """How many answers are due."""
+        ...
+
+
+class NotRepeatableError(RuntimeError):
+    """A replayed episode went another way: what the policy did so far cannot be brought back."""
+
+
+@dataclass
+class Record:
+    """What an episode said and heard: enough to bring a fresh environment to the same point."""
+
+    task: Task
+    actions: list[str] = field(default_factory=list)
+    heard: list[Observation | StepResult] = field(default_factory=list)
+    """One answer to the reset and one to each action that was answered."""
+
+    def check(self, number: int, answer: Observation | StepResult) -> None:
+        """Answer `number` of a replay must be what it was."""
+        if answer != self.heard[number]:
+            raise NotRepeatableError(
+                f"{self.task.id} did not repeat itself at answer {number} of a replay: it is not deterministic"
+            )
+
+
+class InProcess:
+    """Environments in this process, each question answered as it is asked.
+
+    An environment that raises is made again and brought to the same point once; if it raises again, the answer is a
+    Failure.
+    """
+
+    def __init__(self) -> None:
+        self._records: dict[int, Record] = {}
+        self._envs: dict[int, Environment] = {}
+        self._ready: list[tuple[int, Answer]] = []
+
+    def open(self, key: int, task: Task) -> None:
+        self._records[key] = Record(task)
+        self._ready.append((key, self._answer(key)))
+
+    def step(self, key: int, action: str) -> None:
+        self._records[key].actions.append(action)
+        self._ready.append((key, self._answer(key)))
+
+    def answers(self, at_least: int) -> list[tuple[int, Answer]]:
+        ready, self._ready = self._ready, []
+        return ready
+
+    def close(self, key: int) -> None:
+        self._records.pop(key, None)
+        self._ready = [(other, answer) for other, answer in self._ready if other != key]
+        self._discard(key)
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    def _answer(self, key: int) -> Answer:
+        record, error = self._records[key], Exception()
+        for _ in range(2):
+            try:
+                answer = self._asked(key, record)
+                record.heard.append(answer)
+                return answer
+            except Exception as raised:
+                error = raised
+                self._discard(key)
+        return Failure(error)
+
+    def _asked(self, key: int, record: Record) -> Observation | StepResult:
+        """The answer to the newest question, from the environment at hand or from a fresh one."""
+        if key not in self._envs:
+            env = self._envs[key] = record.task.make_env()
+            answer: Observation | StepResult = env.reset()
+            for number, action in enumerate(record.actions):
+                record.check(number, answer)
+                answer = env.step(action)
+            return answer
+        return self._envs[key].step(record.actions[-1])
+
+    def _discard(self, key: int) -> None:
+        env = self._envs.pop(key, None)
+        if env is not None:
+            with suppress(Exception):  # the episode is over; what it earned stands
+                env.close()
