@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -36,6 +39,28 @@ def make_engine(tokenizer):
         return HFEngine(tiny_model("tiny-xs", tokenizer, seed=0), tokenizer, **options)
 
     return make
+
+
+@pytest.fixture
+def spear(capsys, monkeypatch):
+    """Runs a command of the command line in this process; (exit code, all it printed)."""
+    from spear_rl import cli
+
+    def call(*arguments: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["spear", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "200")
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        printed = capsys.readouterr()
+        return int(stop.value.code or 0), printed.out + printed.err
+
+    return call
+
+
+def logged(run_dir: Path, name: str = "metrics.jsonl") -> list[dict]:
+    """What a run wrote down, less how long it took."""
+    lines = (run_dir / name).read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in lines]
 
 
 class RecordingEngine:

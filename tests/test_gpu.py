@@ -13,6 +13,7 @@ from spear_rl.engines import attention
 from spear_rl.engines.base import Batch, Term
 from spear_rl.engines.hf import HFEngine
 from spear_rl.engines.memory import footprint
+from spear_rl.engines.sampling import chosen
 from spear_rl.functional import clipped_surrogate
 from spear_rl.rollout import Sampling
 
@@ -81,6 +82,18 @@ def test_new_tokens_attend_to_what_their_slot_remembers(heads, kv_heads, width, 
     expected = torch.ops.spear.remember(*in_full, max(new) + 1, stretch, 0.1)
     assert relative(out.cpu(), expected) < 0.01
     assert relative(on_gpu[3].cpu(), in_full[3]) < 0.01
+
+
+@pytest.mark.parametrize("size", [288, 4096, 49152])
+@pytest.mark.parametrize("temperature", [1.0, 0.4])
+def test_the_sampling_kernel_picks_what_plain_code_picks(size, temperature):
+    logits = (torch.randn(256, size, device="cuda") * 3).to(HALF)
+    chance = torch.rand(256, device="cuda").clamp(1e-6, 1 - 1e-6)
+    tokens, scores = chosen(logits, chance, temperature=temperature, top_p=1.0)
+    expected, exact = chosen(logits.cpu(), chance.cpu(), temperature=temperature, top_p=1.0)
+    same = tokens.cpu() == expected
+    assert same.float().mean() > 0.98  # sums in another order move the border between two tokens by a hair
+    torch.testing.assert_close(scores.cpu()[same], exact[same], rtol=1e-4, atol=1e-4)
 
 
 @pytest.fixture(scope="module")

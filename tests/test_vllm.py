@@ -100,7 +100,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeLLM]:
 
 def trained_model() -> Any:
     weights = {"model.embed_tokens.weight": torch.full((4, 2), 3.0), "model.layer.weight": torch.full((2, 2), 5.0)}
-    return SimpleNamespace(config=Saved(), generation_config=Saved(), state_dict=lambda: weights)
+    return SimpleNamespace(config=Saved(), generation_config=Saved(), state_dict=lambda: weights, named_modules=list)
 
 
 def test_without_vllm_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,10 +26,8 @@ from spear_rl.rollout.env import Environment, Observation, StepResult, Task
 from spear_rl.rollout.generator import Sampling
 
 SIZES: dict[str, dict[str, Any]] = {
-    "cuda": {"tasks": 16, "siblings": 8, "turns": 10, "new_tokens": 32, "steps": 5, "warmups": 3, "trl_rows": 16}
-    | {"micro_batch_tokens": 32768},
-    "cpu": {"tasks": 2, "siblings": 2, "turns": 2, "new_tokens": 6, "steps": 2, "warmups": 1, "trl_rows": 2}
-    | {"micro_batch_tokens": 2048},
+    "cuda": {"tasks": 16, "siblings": 8, "turns": 10, "new_tokens": 32, "steps": 5, "warmups": 3, "trl_rows": 16},
+    "cpu": {"tasks": 2, "siblings": 2, "turns": 2, "new_tokens": 6, "steps": 2, "warmups": 1, "trl_rows": 2},
 }
 LEARNING_RATE = 1e-6
 STOP = "</action>"
@@ -64,7 +62,7 @@ def coin_env(task: Task, num_turns: int) -> CoinEnv:
 def main() -> None:
     asked = parser(__doc__)
     asked.add_argument("--engine", choices=["base", "spear", "trl"], default="base")
-    for name in ("tasks", "siblings", "turns", "new-tokens", "steps", "warmups", "trl-rows", "micro-batch-tokens"):
+    for name in ("tasks", "siblings", "turns", "new-tokens", "steps", "warmups", "trl-rows"):
         asked.add_argument(f"--{name}", type=int)
     asked.add_argument("--trl-weights", choices=["bf16", "fp32"], default="bf16", help="fp32 computes by autocast")
     asked.add_argument("--option", action="append", default=[], help="KEY=VALUE for our engine")
@@ -95,7 +93,8 @@ def ours(tasks: Sequence[Task], arguments: Any) -> dict[str, Any]:
         arguments.option,
         sampling=Sampling(max_new_tokens=arguments.new_tokens, stop=(STOP,)),
         learning_rate=LEARNING_RATE,
-        micro_batch_tokens=arguments.micro_batch_tokens,
+        micro_batch_tokens=None,
+        max_kept_tokens=None,
         **({"num_slots": arguments.tasks * arguments.siblings} if arguments.device == "cuda" else {}),
     )
     algorithm = ALGORITHMS["grpo" if arguments.engine == "base" else "spear-grpo"]()

@@ -26,6 +26,7 @@ PARTS: dict[str, list[str]] = {
     "generation": ["ours", "transformers", "transformers-static", "vllm"],
     "training": ["ours", "ours-roomy", "plain", "plain-mixed"],
     "rl_step": ["base", "spear", "trl"],
+    "alfworld": ["ours"],
 }
 
 
@@ -209,6 +210,10 @@ def lines(results: dict[str, Any]) -> list[Line]:
         base = value("rl_step", "base", name)
         out += compared(f"RL step {what}", unit, value("rl_step", "spear", name), {"without (its base)": base})
     out += compared("episodes replayed a step", "", value("rl_step", "spear", "replayed"), {})
+    for what, unit, name in (("", "s", "seconds"), (", rollout", "s", "rollout_s"), (", update", "s", "update_s")):
+        out += compared(f"RL step on real ALFWorld{what}", unit, value("alfworld", "ours", name), {})
+    out += compared("real ALFWorld, turns an episode", "", value("alfworld", "ours", "turns"), {})
+    out += compared("real ALFWorld, sampler's gap", "nats", value("alfworld", "ours", "sampler_gap"), {})
     for part, engine in (("generation", "ours"), ("training", "ours"), ("rl_step", "base")):
         first = value(part, engine, "first_step_s" if part == "rl_step" else "first_call_s")
         out += compared(f"{part}: first call, with compilation", "s", first, {})

@@ -7,15 +7,21 @@ import logging
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
 from spear_rl import __version__
 from spear_rl.errors import ConfigError, UserError
 from spear_rl.rollout.env import TasksFn
+from spear_rl.rollout.watched import Tally
+
+if TYPE_CHECKING:
+    from spear_rl.evaluating import Report
 
 try:
     import typer
     from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Table
 except ImportError:
     print("error: the command line needs its extra: pip install 'spear-rl[train]'", file=sys.stderr)
@@ -82,35 +88,58 @@ def sft(settings: Overrides = None) -> None:
 
 @app.command(name="eval")
 def evaluate(
-    model: Annotated[str, typer.Argument(metavar="RUN_OR_MODEL", help="A run folder, or a model as in engine.model.")],
+    policy: Annotated[
+        str,
+        typer.Argument(
+            metavar="POLICY",
+            help="expert, random, an OpenAI-compatible endpoint (http://host:port/v1), a run folder, or a model as in "
+            "engine.model.",
+        ),
+    ],
     env: Annotated[str | None, typer.Option(help="Environment; a run's own if left out.")] = None,
-    split: Annotated[str, typer.Option(help="Panel: train, validation or test.")] = "validation",
+    split: Annotated[
+        str, typer.Option(help="Panel: train, validation, test, or as the environment calls it.")
+    ] = "validation",
     tasks: Annotated[int, typer.Option(help="Tasks of the panel to play; 0 is all.")] = 0,
+    episodes: Annotated[int, typer.Option(help="Episodes of every task.")] = 1,
     temperature: Annotated[
         float | None, typer.Option(help="Of sampling; the run's eval.temperature if left out.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of sampling.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of sampling, dice and demonstrations.")] = None,
+    model: Annotated[str, typer.Option(help="Endpoint: the model's name there; not needed if it has only one.")] = "",
+    api_key_env: Annotated[
+        str, typer.Option(help="Endpoint: variable that holds the key; OPENAI_API_KEY if left out.")
+    ] = "",
+    parallel: Annotated[int, typer.Option(help="Endpoint: requests under way at once.")] = 16,
+    timeout: Annotated[float, typer.Option(help="Endpoint: seconds to wait for an answer.")] = 120.0,
     out: Annotated[Path | None, typer.Option(help="Write the result, with task ids, to this JSON file.")] = None,
+    config: Annotated[str, typer.Option(help="A preset or config.toml with the other settings.")] = "",
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any other setting, section.key=value.")] = None,
 ) -> None:
-    """Success on a panel, in all and per kind of task, with 95 % Wilson intervals."""
-    from spear_rl.runs import evaluate_from
+    """Success on a panel, in all and per kind of task, with 95 % Wilson intervals.
+
+    Example: spear eval expert --env alfworld --split valid_seen --set rollout.max_turns=50
+    """
+    from spear_rl.evaluating import Connection, Panel, evaluate_from
 
     overrides = list(set_ or [])
     overrides += [f"task.env={env}"] if env else []
     overrides += [] if temperature is None else [f"eval.temperature={temperature}"]
     overrides += [] if seed is None else [f"run.seed={seed}"]
-    result = evaluate_from(model, overrides, split=split, num_tasks=tasks)
-    table = Table("kind", "success", "95 % interval", "episodes")
-    for name, rate in {**result.by_family, "all": result.rate}.items():
-        interval = f"{rate['low']:.1%} - {rate['high']:.1%}"
-        table.add_row(name or "-", f"{rate['success']:.1%}", interval, f"{rate['episodes']:.0f}")
-    console.print(table)
-    console.print(
-        f"mean reward {result.reward:.3f}, {result.turns:.1f} turns, {result.invalid_turns:.1%} of them invalid"
-    )
     if out:
-        out.write_text(json.dumps({"model": model, "split": split} | result.as_dict(), indent=1) + "\n")
+        _make_writable(out)
+    with _EvalProgress() as progress:
+        report = evaluate_from(
+            policy,
+            overrides,
+            Panel(split, tasks, episodes),
+            Connection(model, api_key_env, parallel, timeout),
+            source=config,
+            notice=progress,
+        )
+    _print_report(report)
+    if out:
+        out.write_text(json.dumps(report.as_dict(), indent=1) + "\n", "utf-8")
 
 
 @app.command()
@@ -157,7 +186,7 @@ def doctor(settings: Overrides = None) -> None:
     config = configuration.load(source, overrides)
     table = Table("what", "here")
     for name, value in [*diagnosis.machine(), *diagnosis.engine(config)]:
-        table.add_row(name, value)
+        table.add_row(name, escape(value))
     console.print(table)
     if config.engine.model in TINY_SIZES:
         console.print(f"{config.engine.model} takes a few megabytes: it fits")
@@ -264,6 +293,59 @@ def _print_summary(summary: dict[str, object], run_dir: Path) -> None:
             label = name.replace("_", " ")
             console.print(f"{label}: {rate['success']:.1%} ({rate['low']:.1%} to {rate['high']:.1%})")
     console.print(f"everything is in {run_dir}")
+
+
+def _print_report(report: Report) -> None:
+    about, result = report.about, report.evaluation
+    console.print(
+        f"{about['model']} on {about['env']}, {about['split']}: {len(about['tasks'])} tasks, episodes of each: "
+        f"{about['episodes_per_task']}, turns at most: {about['max_turns']}, seed {about['seed']}",
+        markup=False,
+        highlight=False,
+    )
+    table = Table("kind", "success", "95 % interval", "episodes")
+    for name, rate in {**result.by_family, "all": result.rate}.items():
+        interval = f"{rate['low']:.1%} - {rate['high']:.1%}"
+        table.add_row(name or "-", f"{rate['success']:.1%}", interval, f"{rate['episodes']:.0f}")
+    console.print(table)
+    console.print(
+        f"mean reward {result.reward:.3f}, {result.turns:.1f} turns, {result.invalid_turns:.1%} of them invalid"
+    )
+    if result.failed_episodes:
+        console.print(f"episodes that failed and do not count: {result.failed_episodes}", style="bold")
+
+
+class _EvalProgress:
+    """One line that says how far an evaluation has come; nothing outside of a terminal."""
+
+    def __init__(self) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._bar = self._progress.add_task("getting ready", total=None)
+
+    def __enter__(self) -> _EvalProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, tally: Tally) -> None:
+        failed = f", {tally.num_failed} failed" if tally.num_failed else ""
+        said = f"{tally.num_turns} turns, {tally.num_solved} solved{failed}"
+        self._progress.update(self._bar, description=said, completed=tally.num_ended, total=tally.num_episodes)
+
+
+def _make_writable(path: Path) -> None:
+    """Say now, and not after an hour of playing, that a result cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not path.exists()
+        path.open("a").close()
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise UserError(f"--out: {path} cannot be written: {error.strerror}") from error
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from spear_rl.config import Config
-from spear_rl.engines.attention import has_kernel
-from spear_rl.engines.memory import GIB, OVERHEAD, Footprint, fitting_tokens, footprint
+from spear_rl.engines.attention import can_pack, has_kernel
+from spear_rl.engines.lora import adapter_base, is_adapter, is_linear
+from spear_rl.engines.memory import GIB, OVERHEAD, Footprint, fitting_tokens, footprint, free_bytes
 from spear_rl.engines.place import chosen_device, chosen_dtype
 from spear_rl.engines.tiny import TINY_SIZES
 from spear_rl.errors import ConfigError
@@ -57,17 +58,18 @@ def engine(config: Config) -> Iterator[tuple[str, str]]:
     settings = config.engine
     device = chosen_device(settings.device)
     dtype = chosen_dtype(settings.dtype, device)
-    packed = settings.attention == "packed" or (settings.attention == "auto" and has_kernel(device, dtype))
-    yield "model", settings.model
+    model = None if settings.model in TINY_SIZES else empty_model(settings.model)
+    packed = _packs(config, model, device, dtype)
+    yield "model", settings.model if model is None else f"{settings.model} ({type(model).__name__})"
     yield "device", str(device)
     yield "dtype", f"{str(dtype).removeprefix('torch.')}, weights learned in float32"
     if packed:
-        yield (
-            "attention",
-            "packed: rows end to end, flash kernels" if device.type == "cuda" else "packed (slow on a CPU)",
-        )
+        way = "packed: rows end to end, flash kernels" if device.type == "cuda" else "packed (slow on a CPU)"
+    elif model is not None and not can_pack(model):
+        way = f"padded: {type(model).__name__} does not leave plain causal attention to us"
     else:
-        yield "attention", "padded: scaled_dot_product_attention"
+        way = "padded: scaled_dot_product_attention"
+    yield "attention", way
     if settings.generator == "vllm":
         has_it = find_spec("vllm") is not None
         yield "generation", "vLLM, in this process" if has_it else "vLLM, which is not installed: spear-rl[vllm]"
@@ -78,25 +80,25 @@ def engine(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def estimate(config: Config, *, free: int | None = None) -> tuple[Footprint, int, int]:
-    """(what training would take, bytes there are, the largest engine.micro_batch_tokens that fits; 0 if none does).
+    """(what training takes at most, bytes there are, the largest engine.micro_batch_tokens that fits; 0 if none does).
 
     The footprint is that of engine.micro_batch_tokens, or of what automatic would choose.
     """
     settings = config.engine
     device = chosen_device(settings.device)
     dtype = chosen_dtype(settings.dtype, device)
-    packed = settings.attention == "packed" or (settings.attention == "auto" and has_kernel(device, dtype))
-    shape = model_config(settings.model)
-    weights, trained = _num_weights(shape, settings.lora_rank)
+    model = empty_model(settings.model)
+    packed = _packs(config, model, device, dtype)
+    weights, trained = _num_weights(model, settings.lora_rank, settings.lora_targets)
     is_gpu = device.type == "cuda"
     if free is None:
-        free = int(torch.cuda.mem_get_info(device)[0] - OVERHEAD * GIB) if is_gpu else _host_memory()
+        free = free_bytes(device) - int(OVERHEAD * GIB if is_gpu else 0)
     if settings.generator == "vllm" and is_gpu:
         free -= int(settings.vllm_memory * torch.cuda.mem_get_info(device)[1])
 
     def taken(tokens: int) -> Footprint:
         return footprint(
-            shape,
+            model.config,
             num_weights=weights,
             num_trained=trained,
             dtype=dtype,
@@ -109,9 +111,12 @@ def estimate(config: Config, *, free: int | None = None) -> tuple[Footprint, int
         )
 
     base = taken(1024)
-    room = free - (base.total - base.activations)
-    most = fitting_tokens(room, base.activations / 1024, share=0.9, most=1 << 20) if room > base.activations else 0
-    automatic = fitting_tokens(max(room, 0), base.activations / 1024, share=0.3, most=65536) if is_gpu else 4096
+    room = free - (base.total - base.activations - base.logits + taken(1 << 20).logits)
+    a_token = base.activations / 1024
+    most = fitting_tokens(room, a_token, share=0.9, most=1 << 20) if room * 0.9 > base.activations else 0
+    # What the engine keeps by itself; on a CPU a micro-batch is 4096 tokens whatever there is.
+    automatic = fitting_tokens(max(room, 0), a_token, share=0.6, most=1 << 20 if is_gpu else 65536)
+    automatic = automatic if is_gpu else max(automatic, 4096)
     return taken(settings.micro_batch_tokens or automatic), free, most
 
 
@@ -119,6 +124,8 @@ def model_config(name: str) -> Any:
     """The transformers configuration of a model, without its weights."""
     from transformers import AutoConfig
 
+    if is_adapter(Path(name)):
+        name = adapter_base(Path(name))[0].partition(":")[0]
     if name in TINY_SIZES:
         raise ConfigError(f"engine.model={name} takes a few megabytes; name smollm2 or a transformers folder")
     if name == "smollm2":
@@ -129,7 +136,21 @@ def model_config(name: str) -> Any:
     try:
         return AutoConfig.from_pretrained(name, local_files_only=True)
     except Exception as error:  # a folder can be wrong in as many ways as there are loaders
-        raise ConfigError(f"engine.model: {name} has no readable config: {str(error).splitlines()[0]}") from error
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"engine.model: {name} has no readable config: {reason}") from error
+
+
+def empty_model(name: str) -> Any:
+    """A model with sizes but no content, which takes no memory."""
+    from transformers import AutoModelForCausalLM
+
+    config = model_config(name)
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config)
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"engine.model: {name} is no causal language model: {reason}") from error
 
 
 def advice(config: Config, taken: Footprint, free: int, most: int) -> str:
@@ -142,22 +163,27 @@ def advice(config: Config, taken: Footprint, free: int, most: int) -> str:
         return "does not fit: set engine.checkpointing=true and ask again"
     if not config.engine.lora_rank:
         return "does not fit: set engine.lora_rank=16 and ask again"
-    return "does not fit: take a smaller model or a larger GPU"
+    return "does not fit: take a smaller model or a larger machine"
 
 
-def _num_weights(shape: Any, lora_rank: int) -> tuple[int, int]:
-    """(all, trained) parameters of a model of this shape."""
-    from torch import nn
-    from transformers import AutoModelForCausalLM
+def _packs(config: Config, model: Any, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether rows would be laid end to end; the engine itself also tries it out."""
+    asked = config.engine.attention
+    return asked == "packed" or (asked == "auto" and has_kernel(device, dtype) and (model is None or can_pack(model)))
 
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(shape)
+
+def _num_weights(model: Any, lora_rank: int, lora_targets: Sequence[str]) -> tuple[int, int]:
+    """(all, trained) parameters."""
     weights = sum(p.numel() for p in model.parameters())
     if not lora_rank:
         return weights, weights
     head = model.get_output_embeddings()
-    linear = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not head]
-    return weights, sum(lora_rank * (m.in_features + m.out_features) for m in linear)
+    trained = 0
+    for name, module in model.named_modules():
+        is_named = any(f".{name}".endswith(f".{target}") for target in lora_targets)
+        if is_linear(module) and (is_named if lora_targets else module is not head):
+            trained += lora_rank * sum(module.weight.shape)
+    return weights + trained, trained
 
 
 def _host_memory() -> int:

@@ -15,3 +15,7 @@ class CheckpointError(UserError):
 
 class MissingExtraError(UserError):
     """An optional package is not installed."""
+
+
+class ShortOfMemoryError(UserError):
+    """Something needed more memory than there was."""

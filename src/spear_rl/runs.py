@@ -1,4 +1,4 @@
-"""The verbs of the command line: a whole run, a cold start, an evaluation; what they read and leave on disk."""
+"""The verbs that train: a whole run, a cold start; what they read and leave on disk."""
 
 from __future__ import annotations
 
@@ -7,36 +7,42 @@ import platform
 import random
 from collections.abc import Sequence
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from spear_rl.config import Config, load, to_toml
+from spear_rl.config import Config, to_toml
 from spear_rl.engines.base import NonFiniteLossError
 from spear_rl.engines.hf import HFEngine
-from spear_rl.engines.models import model_in_folder
 from spear_rl.errors import CheckpointError, ConfigError, UserError
+from spear_rl.playing import Player, sampling_of, tasks_of
 from spear_rl.rollout.env import Task
 from spear_rl.train.callbacks import Callback, Event, drop_rows
-from spear_rl.train.checkpoint import MANIFEST, checked_step, checkpoints
+from spear_rl.train.checkpoint import checked_step, checkpoints
 from spear_rl.train.cold_start import cold_start, warmup_then_cosine
 from spear_rl.train.correction import corrected
-from spear_rl.train.evaluate import Evaluation, evaluation
+from spear_rl.train.evaluate import Evaluation, evaluation, merged
 from spear_rl.train.loop import TaskOrder, Trainer
 from spear_rl.train.step import timed
 from spear_rl.types import Group, Metrics
-from spear_rl.wiring import Player, algorithm_of, engine_of, sampling_of, tasks_of
+from spear_rl.versions import versions
+from spear_rl.wiring import algorithm_of, engine_of, policy_in_folder
 
 
-def evaluated(config: Config, engine: HFEngine, player: Player, tasks: Sequence[Task], *, step: int) -> Evaluation:
-    """One episode of every task, from a random stream of its own."""
+def evaluated(
+    config: Config, engine: HFEngine, player: Player, tasks: Sequence[Task], *, step: int, num_episodes: int = 1
+) -> Evaluation:
+    """`num_episodes` of every task, a panel after the other, from a random stream of its own."""
     sampling = sampling_of(config, temperature=config.eval.temperature)
     generator = engine.evaluation_generator(sampling, seed=config.run.seed + 7919)
-    groups = player.groups(tasks, generator, group_size=1, step=step, max_turns=config.eval.max_turns)
+    # A panel at a time: all episodes at once would need as many times the memory.
+    rounds = [
+        player.groups(tasks, generator, group_size=1, step=step, max_turns=config.eval.max_turns)
+        for _ in range(num_episodes)
+    ]
     engine.sync()
-    return evaluation(groups)
+    return evaluation(merged(rounds))
 
 
 def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
@@ -68,7 +74,7 @@ def _trained(
             cold_start_from(config, engine, player, panel, callbacks)
     engine.reset_optimizer(config.optim.learning_rate)
     if config.algorithm.kl:
-        _freeze_reference(engine, run_dir / "reference", is_new=newest is None)
+        _freeze_reference(config, engine, run_dir / "reference", is_new=newest is None)
     trainer = Trainer(
         run_dir=run_dir,
         engine=engine,
@@ -109,30 +115,6 @@ def sft_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, An
     summary = _summary(config, 0, before, after, seconds) | {"algorithm": "sft", "loss": metrics["sft/loss"]}
     (run_dir / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     return summary
-
-
-def evaluate_from(model: str, overrides: Sequence[str], *, split: str, num_tasks: int = 0) -> Evaluation:
-    """Evaluate a run's newest policy under its own settings, or any model under the defaults and `overrides`."""
-    place = Path(model)
-    homes = [place, place.parent, place.parent.parent] if place.is_dir() else []
-    home = next((folder for folder in homes if (folder / "config.toml").is_file()), None)
-    config = load(str(home / "config.toml") if home else None, overrides)
-    if split not in ("train", "validation", "test"):
-        raise ConfigError(f"--split cannot be {split!r}; it is one of: train, validation, test")
-    folder = place if place.is_dir() else None
-    if home is not None and home == place:
-        saved = [*checkpoints(home / "checkpoints"), *home.glob("model")]
-        if not saved:
-            raise CheckpointError(f"{home} has no checkpoint yet, so there is nothing to evaluate")
-        folder = saved[-1]
-    if folder is not None and (folder / MANIFEST).exists():
-        checked_step(folder)
-    if folder is None:
-        config.engine.model = model
-    engine = engine_of(config, folder=folder)
-    tasks = tasks_of(config, split, count=num_tasks or None)
-    with Player(config, engine.tokenizer) as player:
-        return evaluated(config, engine, player, tasks, step=0)
 
 
 def cold_start_from(
@@ -207,17 +189,16 @@ def _collected(config: Config, engine: HFEngine, player: Player, order: TaskOrde
     return corrected(groups, engine, cap=config.engine.importance_cap) if config.engine.importance_cap else groups
 
 
-def _freeze_reference(engine: HFEngine, folder: Path, *, is_new: bool) -> None:
+def _freeze_reference(config: Config, engine: HFEngine, folder: Path, *, is_new: bool) -> None:
     """The policy RL started from, written down so that a resumed run compares with the same one."""
     if is_new:
         engine.save(folder)
-    engine.set_reference(model_in_folder(folder)[0])
+    engine.set_reference(policy_in_folder(config, folder))
 
 
 def _summary(
     config: Config, steps: int, before: Evaluation | None, after: Evaluation | None, seconds: Metrics
 ) -> dict[str, Any]:
-    names = ("torch", "transformers", "tokenizers")
     return {
         "algorithm": config.algorithm.name,
         "env": config.task.env,
@@ -226,14 +207,6 @@ def _summary(
         "success_before": before.rate if before else None,
         "success_after": after.rate if after else None,
         "seconds": {name.removeprefix("time/"): round(value, 2) for name, value in seconds.items()},
-        "versions": {"spear_rl": _version("spear-rl"), "python": platform.python_version()}
-        | {name: _version(name) for name in names},
+        "versions": versions("torch", "transformers", "tokenizers"),
         "hardware": {"machine": platform.machine(), "threads": torch.get_num_threads()},
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "from source"

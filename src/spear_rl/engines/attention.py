@@ -19,6 +19,9 @@ from torch.nn import functional
 
 NAME = "spear"
 
+_BEYOND = ("sliding_window", "softcap", "s_aux", "position_bias", "indices", "block_indices")
+"""What models may ask of attention beyond causal softmax; doing without it would give other results unnoticed."""
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -55,14 +58,20 @@ class Rows:
 
 
 def can_pack(model: Any) -> bool:
-    """Whether `model` leaves attention to a function of ours and needs nothing of it but causal softmax."""
+    """Whether `model` may leave attention to a function of ours, by what its class and config say.
+
+    Not all of them say everything: `agreement.disagreement` compares the results.
+    """
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    rope = getattr(config, "rope_parameters", None) or {}
     return (
         bool(getattr(model, "_supports_attention_backend", False))
         and kinds == {"full_attention"}
         and not getattr(config, "sliding_window", None)
         and not getattr(config, "attn_logit_softcapping", None)
+        # These look at the longest row fed and turn all of them by it, on the host, which no captured step can.
+        and rope.get("rope_type", "default") not in ("dynamic", "longrope")
     )
 
 
@@ -90,6 +99,20 @@ def attach_memory(model: Any, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
         module.spear_keys, module.spear_values = layers[module.layer_idx]
 
 
+def attached_memory(model: Any) -> Iterator[Tensor]:
+    """What `attach_memory` attached."""
+    for module in attention_layers(model):
+        if hasattr(module, "spear_keys"):
+            yield from (module.spear_keys, module.spear_values)
+
+
+def detach_memory(model: Any) -> None:
+    """Let go of it."""
+    for module in attention_layers(model):
+        module.__dict__.pop("spear_keys", None)
+        module.__dict__.pop("spear_values", None)
+
+
 def attention_layers(model: Any) -> Iterator[Any]:
     """The modules that call an attention function."""
     for module in model.modules():
@@ -110,6 +133,9 @@ def packed_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """[1, heads, T, width] to [1, T, heads, width]. Without `rows`, plain causal attention over unpadded rows."""
+    asked = [name for name in _BEYOND if kwargs.get(name) is not None]
+    if asked or (attention_mask is not None and rows is not None):
+        raise NotImplementedError(f"attention with {', '.join(asked) or 'a mask of the model itself'}")
     if rows is None:
         out = functional.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
@@ -158,13 +184,14 @@ def _remember(
     scale: float,
 ) -> Tensor:
     """Write the new keys and values down; each row's new tokens attend to its stretch, of which they are the end."""
+    if limit == 2 and has_kernel(q.device, q.dtype):
+        kernels = own_kernels()
+        if kernels is not None and kernels.can_attend(q.shape[1], keys.shape[1], q.shape[2]):
+            single: Tensor = kernels.single_token_attention(q, k, v, keys, values, bases, lengths, scale)
+            return single
     keys.index_copy_(0, places, k)
     values.index_copy_(0, places, v)
     if has_kernel(q.device, q.dtype):
-        kernels = _kernels()
-        if limit == 2 and kernels is not None and kernels.can_attend(q.shape[1], keys.shape[1], q.shape[2]):
-            single: Tensor = kernels.single_token_attention(q, keys, values, bases, lengths, scale)
-            return single
         # varlen_attn takes stretches longer than their rows only from torch 2.12 on; the operator below it always did.
         out: Tensor = torch.ops.aten._flash_attention_forward(
             q, keys, values, starts, bases, limit - 1, stretch, 0.0, True, False, scale=scale, seqused_k=lengths
@@ -207,7 +234,7 @@ _VARLEN = _varlen()
 
 
 @cache
-def _kernels() -> Any:
+def own_kernels() -> Any:
     """Our own kernels, where Triton is there to build them (it comes with torch for CUDA)."""
     try:
         from spear_rl.engines import kernels

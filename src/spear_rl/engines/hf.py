@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -12,18 +13,22 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from spear_rl.engines.attention import can_pack, has_kernel, use_packed_attention
+from spear_rl.engines.agreement import disagreement
+from spear_rl.engines.attention import attached_memory, detach_memory, has_kernel, use_packed_attention
 from spear_rl.engines.base import Batch, NonFiniteLossError, Term
 from spear_rl.engines.decoding import Decoder
 from spear_rl.engines.lora import merged_weights, save_adapter
 from spear_rl.engines.masters import Masters
-from spear_rl.engines.memory import fitting_tokens, footprint
+from spear_rl.engines.memory import fitting_tokens, footprint, free_bytes
 from spear_rl.engines.scoring import RowInputs, has_plain_head, row_inputs, token_scores
+from spear_rl.engines.shortage import GuardedStream, memory_for
 from spear_rl.engines.streaming import SlotDecoder
 from spear_rl.errors import UserError
 from spear_rl.functional.inputs import LossInputs
 from spear_rl.rollout.generator import Generator, Lockstep, Sampling, Stream
 from spear_rl.types import Completion, Metrics
+
+logger = logging.getLogger(__name__)
 
 
 class Sampler(Protocol):
@@ -85,14 +90,16 @@ class HFEngine:
     ) -> None:
         self.model, self.tokenizer, self.sampling = model.to(device or model.device).eval(), tokenizer, sampling
         self.pad_id: int = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        if tokenizer.pad_token_id is None:
+            logger.warning("the tokenizer has no padding token: its end token fills up rows, which changes no result")
         self._max_grad_norm, self._weight_decay = max_grad_norm, weight_decay
         self._seed, self._num_streams = seed, 0
         self._adapter, self._sampler = adapter, sampler
         self._masters = Masters(model, dtype)
-        self.packed = _packs(model) if packed is None else packed
+        self._plain_head = has_plain_head(model)
+        self.packed = self._packs(packed)
         self._compiled = self.packed and model.device.type == "cuda" if compiled is None else compiled
         self._checkpointing = checkpointing
-        self._plain_head = has_plain_head(model)
         _prepare(model, packed=self.packed, compiled=self._compiled, checkpointing=checkpointing)
         ends = _end_ids(model, tokenizer) if end_ids is None else list(end_ids)
         self._generator = torch.Generator(device=model.device).manual_seed(seed)
@@ -127,8 +134,10 @@ class HFEngine:
 
     def set_reference(self, model: Any | None = None) -> None:
         """Freeze a copy of the policy (or `model`) as what the KL term compares with."""
-        frozen = copy.deepcopy(self.model if model is None else model).eval().requires_grad_(False)
-        frozen = frozen.to(self.model.device)
+        source = self.model if model is None else model
+        slots: dict[int, Any] = {id(tensor): tensor for tensor in attached_memory(source)}  # are not copied
+        frozen = copy.deepcopy(source, slots).eval().requires_grad_(False).to(self.model.device)
+        detach_memory(frozen)
         Masters(frozen, self.model.get_input_embeddings().weight.dtype)
         _prepare(frozen, packed=self.packed, compiled=False, checkpointing=False)
         self._reference = frozen
@@ -138,7 +147,8 @@ class HFEngine:
         if self._sampler is not None:
             return self._sampler.generate(prompts)
         if self._slots is None:
-            return self._decoder.completions(prompts, self.sampling, self._generator)
+            with memory_for("generating", self._less_to_generate):
+                return self._decoder.completions(prompts, self.sampling, self._generator)
         return _drained(self.stream(), prompts)
 
     def stream(self) -> Stream:
@@ -146,7 +156,8 @@ class HFEngine:
         if self._slots is None or self._sampler is not None:
             return Lockstep(self)
         self._num_streams += 1
-        return self._slots.stream(self.sampling, seed=self._seed * 1_000_003 + self._num_streams)
+        stream = self._slots.stream(self.sampling, seed=self._seed * 1_000_003 + self._num_streams)
+        return GuardedStream(stream, self._less_to_generate)
 
     def evaluation_generator(self, sampling: Sampling, *, seed: int) -> Generator:
         """A generator with its own settings and random stream: evaluating leaves training as it was."""
@@ -154,20 +165,24 @@ class HFEngine:
             return self._sampler.evaluation_generator(sampling, seed=seed)
         self._decoder.forget()
         random = torch.Generator(self.model.device).manual_seed(seed)
-        return EvaluationGenerator(self._decoder, self._slots, sampling, random, seed)
+        return EvaluationGenerator(
+            self._decoder, self._slots, sampling, random, seed=seed, way_out=self._less_to_generate
+        )
 
     def update(self, terms: Sequence[Term]) -> Metrics:
         """Accumulate the gradient of every term, then take one optimizer step."""
-        self.model.train(self._checkpointing)  # transformers checkpoints in training mode only
+        if self._checkpointing:
+            _checkpoint_layers(self.model)
         self._optimizer.zero_grad(set_to_none=True)
         metrics: Metrics = {}
-        for term in terms:
-            metrics |= self._accumulate(term)
-        norm = float(nn.utils.clip_grad_norm_(self._masters.trained, self._max_grad_norm))
-        if not torch.isfinite(torch.tensor(norm)):
-            raise NonFiniteLossError(f"the gradient's norm is {norm}; the weights were not changed")
-        self._optimizer.step()
-        self._masters.write_back()
+        with memory_for(f"learning from the {terms[0].name} rows", self._less_to_learn):
+            for term in terms:
+                metrics |= self._accumulate(term)
+            norm = float(nn.utils.clip_grad_norm_(self._masters.trained, self._max_grad_norm))
+            if not torch.isfinite(torch.tensor(norm)):
+                raise NonFiniteLossError(f"the gradient's norm is {norm}; the weights were not changed")
+            self._optimizer.step()
+            self._masters.write_back()
         return metrics | {f"{terms[0].name}/grad_norm": norm}
 
     def sync(self) -> None:
@@ -206,33 +221,63 @@ class HFEngine:
     def scored(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """[B, T] log-probabilities and entropies of a batch's trained tokens under the policy as it is now."""
         pieces = self._pieces(batch)
-        with torch.no_grad():
+        with torch.no_grad(), memory_for("scoring rows", self._less_to_learn):
             parts = [self._scores(self.model, piece) for piece in pieces]
         logprobs, entropy = (_joined(batch, pieces, [part[i] for part in parts]) for i in range(2))
         return logprobs, entropy
 
+    def _packs(self, asked: bool | None) -> bool:
+        """Whether rows are laid end to end: only where that gives a model's own results, and unasked only if fast."""
+        model = self.model
+        has_kernels = has_kernel(model.device, model.get_input_embeddings().weight.dtype)
+        if not (has_kernels if asked is None else asked):
+            return False
+        with memory_for("trying out packed attention", lambda: "the model leaves no room for anything else"):
+            reason = disagreement(model, self.tokenizer, plain_head=self._plain_head, streams=self._sampler is None)
+        if reason and asked:
+            raise UserError(f"engine.attention=packed: {reason}; set engine.attention=padded")
+        if reason:
+            logger.warning("rows are padded, which is slower: %s", reason)
+        return not reason
+
     def _fitting_tokens(self) -> tuple[int, int]:
         """Tokens of a micro-batch, and those whose activations may be kept, by the memory there is."""
         device = self.model.device
-        if device.type != "cuda":
-            return 4096, 65536
-        text, dtype = self.model.config.get_text_config(), self.model.get_input_embeddings().weight.dtype
         held = footprint(
-            text,
+            self.model.config,
             num_weights=0,
             num_trained=sum(p.numel() for p in self._masters.trained),
-            dtype=dtype,
+            dtype=self.model.get_input_embeddings().weight.dtype,
             kept_tokens=1024,
             num_slots=self._slots.slots.count if self._slots else 0,
             compiled=self._compiled,
             checkpointing=self._checkpointing,
+            device_type=device.type,
         )
-        free = torch.cuda.mem_get_info(device)[0] - (held.total - held.activations)
+        free = free_bytes(device) - (held.total - held.activations)
         a_token = held.activations / 1024
+        if device.type != "cuda":  # there a micro-batch's size must not hang on the machine: its rounding would, too
+            return 4096, fitting_tokens(free, a_token, share=0.6, most=65536)
         return (
             fitting_tokens(free, a_token, share=0.3, most=65536),
             fitting_tokens(free, a_token, share=0.6, most=1 << 20),
         )
+
+    def _less_to_learn(self) -> str:
+        ways = []
+        if self._micro_batch_tokens >= 512:
+            smaller = self._micro_batch_tokens // 2
+            ways.append(f"engine.micro_batch_tokens={smaller} (it is {self._micro_batch_tokens})")
+        if not self._checkpointing:
+            ways.append("engine.checkpointing=true")
+        if self._adapter is None:
+            ways.append("in a new run engine.lora_rank=16")
+        known = f"set {' or '.join(ways)}" if ways else "take a smaller model or lower rollout.max_context"
+        return f"{known}; the weights were not changed"
+
+    def _less_to_generate(self) -> str:
+        num_slots = f" (it is {self._slots.slots.count} episodes at once)" if self._slots else ""
+        return f"lower rollout.num_tasks or rollout.group_size{num_slots}, or rollout.max_context"
 
     def _accumulate(self, term: Term) -> Metrics:
         """Add the gradient of one term."""
@@ -313,21 +358,29 @@ class EvaluationGenerator:
     """The policy under other sampling settings."""
 
     def __init__(
-        self, decoder: Decoder, slots: SlotDecoder | None, sampling: Sampling, generator: torch.Generator, seed: int
+        self,
+        decoder: Decoder,
+        slots: SlotDecoder | None,
+        sampling: Sampling,
+        generator: torch.Generator,
+        *,
+        seed: int,
+        way_out: Callable[[], str],
     ) -> None:
         self._decoder, self._slots, self._sampling = decoder, slots, sampling
-        self._generator, self._seed = generator, seed
+        self._generator, self._seed, self._way_out = generator, seed, way_out
 
     def generate(self, prompts: Sequence[list[int]]) -> list[Completion]:
         if self._slots is None:
-            return self._decoder.completions(prompts, self._sampling, self._generator)
+            with memory_for("generating", self._way_out):
+                return self._decoder.completions(prompts, self._sampling, self._generator)
         return _drained(self.stream(), prompts)
 
     def stream(self) -> Stream:
         if self._slots is None:
             return Lockstep(self)
         self._seed += 1
-        return self._slots.stream(self._sampling, seed=self._seed)
+        return GuardedStream(self._slots.stream(self._sampling, seed=self._seed), self._way_out)
 
 
 def _drained(stream: Stream, prompts: Sequence[list[int]]) -> list[Completion]:
@@ -348,21 +401,13 @@ def _joined(batch: Batch, pieces: Sequence[_Piece], parts: Sequence[Tensor]) -> 
     return whole
 
 
-def _packs(model: Any) -> bool:
-    """Whether the fast way is open: a model that lets us attend, and kernels for it here."""
-    return can_pack(model) and has_kernel(model.device, model.get_input_embeddings().weight.dtype)
-
-
 def _prepare(model: Any, *, packed: bool, compiled: bool, checkpointing: bool) -> None:
     """Attention, compilation and checkpointing of a model's layers."""
     if packed:
-        if not can_pack(model):
-            raise UserError(
-                f"engine.attention=packed: {type(model).__name__} does not leave plain causal attention to us; "
-                "set engine.attention to padded"
-            )
         use_packed_attention(model)
     if checkpointing:
+        if not model.supports_gradient_checkpointing:
+            raise UserError(f"engine.checkpointing: {type(model).__name__} cannot do it; leave it out")
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if compiled:
         kinds = set(model._no_split_modules or ())
@@ -370,6 +415,16 @@ def _prepare(model: Any, *, packed: bool, compiled: bool, checkpointing: bool) -
             if type(module).__name__ in kinds:
                 # The layers are alike, so the first one's code serves all; sizes are symbols, so no size compiles anew.
                 module.compile(dynamic=True)
+
+
+def _checkpoint_layers(model: Any) -> None:
+    """transformers checkpoints in training mode only. Nothing else may be in it: no dropout, no noise in a router."""
+    for module in model.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            module.training = True
+            for name, value in vars(module).items():
+                if isinstance(value, float) and "drop" in name:
+                    setattr(module, name, 0.0)
 
 
 def _end_ids(model: Any, tokenizer: Any) -> list[int]:

@@ -1,7 +1,9 @@
-"""A GPU kernel for the one case libraries are slow at: single new tokens that attend to long stretches of memory.
+"""GPU kernels for the two places where libraries are slow while single tokens are written.
 
-Flash attention pads the few queries that share a key-value head to a tile of 128; three quarters of its time on small
-models goes there. Here a program takes one row and one key-value head, and reads each key and value once.
+Attention: flash attention pads the few queries that share a key-value head to a tile of 128. Here a program takes one
+row and one key-value head, and reads each key and value once. Sampling: softmax, sum and search over a vocabulary are
+six passes over memory as separate operations; here a program takes a row, whose logits stay in the cache between its
+three passes.
 """
 
 from __future__ import annotations
@@ -21,14 +23,18 @@ def can_attend(num_heads: int, num_kv_heads: int, width: int) -> bool:
 
 
 def single_token_attention(
-    q: Tensor, keys: Tensor, values: Tensor, bases: Tensor, lengths: Tensor, scale: float
+    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, bases: Tensor, lengths: Tensor, scale: float
 ) -> Tensor:
-    """[N, heads, width] queries; row n attends to keys[bases[n] : bases[n] + lengths[n]], each [kv heads, width]."""
+    """Row n attends to the stretch of `lengths[n]` tokens at `bases[n]`, whose last token is new and written down here.
+
+    Queries [N, heads, width], new keys and values [N, kv heads, width], remembered ones [stretches, kv heads, width].
+    """
     rows, heads, width = q.shape
     kv_heads = keys.shape[1]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     _attend[(rows, kv_heads)](
-        q, keys, values, out, bases, lengths, scale * 1.4426950408889634, q.stride(0), q.stride(1),
+        q, k, v, keys, values, out, bases, lengths, scale * 1.4426950408889634,
+        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         heads=heads, kv_heads=kv_heads, width=width, shared=heads // kv_heads, tile=16, block=64,
         num_warps=4, num_stages=3,
     )  # fmt: skip
@@ -37,22 +43,27 @@ def single_token_attention(
 
 @triton.jit
 def _attend(
-    q, keys, values, out, bases, lengths, scale, q_row, q_head,
+    q, k, v, keys, values, out, bases, lengths, scale, q_row, q_head, k_row, k_head, v_row, v_head,
     heads: tl.constexpr, kv_heads: tl.constexpr, width: tl.constexpr,
     shared: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0), tl.program_id(1)
-    base, length = tl.load(bases + row).to(tl.int64), tl.load(lengths + row)
+    base, num_old = tl.load(bases + row).to(tl.int64), tl.load(lengths + row) - 1
     column, member, token = tl.arange(0, width), tl.arange(0, tile), tl.arange(0, block)
     own = head * shared + member
-    asked = tl.load(
-        q + row * q_row + own[:, None] * q_head + column[None, :], mask=(member < shared)[:, None], other=0.0
-    )
-    peak = tl.full([tile], float("-inf"), tl.float32)
-    total = tl.zeros([tile], tl.float32)
-    summed = tl.zeros([tile, width], tl.float32)
-    for start in range(0, length, block):
-        is_there = start + token < length
+    place = row * q_row + own[:, None] * q_head + column[None, :]
+    asked = tl.load(q + place, mask=(member < shared)[:, None], other=0.0)
+    # The new token comes first: it is in registers, and the sums start from it.
+    new_key = tl.load(k + row * k_row + head * k_head + column)
+    new_value = tl.load(v + row * v_row + head * v_head + column)
+    place = ((base + num_old) * kv_heads + head) * width + column
+    tl.store(keys + place, new_key)
+    tl.store(values + place, new_value)
+    peak = tl.sum(asked.to(tl.float32) * new_key.to(tl.float32)[None, :], 1) * scale
+    total = tl.full([tile], 1.0, tl.float32)
+    summed = tl.zeros([tile, width], tl.float32) + new_value.to(tl.float32)[None, :]
+    for start in range(0, num_old, block):
+        is_there = start + token < num_old
         place = ((base + start + token) * kv_heads + head)[:, None] * width + column[None, :]
         key = tl.load(keys + place, mask=is_there[:, None], other=0.0)
         value = tl.load(values + place, mask=is_there[:, None], other=0.0)
@@ -65,3 +76,47 @@ def _attend(
         peak = new_peak
     place = (row * heads + own)[:, None] * width + column[None, :]
     tl.store(out + place, (summed / total[:, None]).to(out.dtype.element_ty), mask=(member < shared)[:, None])
+
+
+def sampled_tokens(logits: Tensor, chance: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """[B, V] logits and [B] uniform numbers to [B] tokens and their log-probabilities, by inverse transform."""
+    rows, size = logits.shape
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    scores = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    _sample[(rows,)](
+        logits, chance, tokens, scores, 1 / temperature, size, logits.stride(0), block=4096, num_warps=8
+    )  # fmt: skip
+    return tokens, scores
+
+
+@triton.jit
+def _sample(logits, chance, tokens, scores, sharpness, size, stride, block: tl.constexpr):
+    row = tl.program_id(0)
+    own = logits + row.to(tl.int64) * stride
+    column = tl.arange(0, block)
+    highest = tl.full([block], float("-inf"), tl.float32)
+    for start in range(0, size, block):
+        x = tl.load(own + start + column, mask=start + column < size, other=float("-inf")).to(tl.float32)
+        highest = tl.maximum(highest, x * sharpness)
+    peak = tl.max(highest, 0)
+    total = 0.0
+    for start in range(0, size, block):
+        x = tl.load(own + start + column, mask=start + column < size, other=float("-inf")).to(tl.float32)
+        total += tl.sum(tl.exp(x * sharpness - peak), 0)
+    goal = tl.load(chance + row) * total
+    passed = 0.0
+    token = size
+    last = 0
+    for start in range(0, size, block):
+        x = tl.load(own + start + column, mask=start + column < size, other=float("-inf")).to(tl.float32)
+        weight = tl.exp(x * sharpness - peak)
+        is_possible = weight > 0
+        reaches = is_possible & (passed + tl.cumsum(weight, 0) >= goal)
+        token = tl.minimum(token, tl.min(tl.where(reaches, start + column, size), 0))
+        last = tl.maximum(last, tl.max(tl.where(is_possible, start + column, 0), 0))
+        passed += tl.sum(weight, 0)
+    # Sums in another order may end a hair below the goal: then it is the last token that can be.
+    token = tl.where(token == size, last, token)
+    x = tl.load(own + token).to(tl.float32)
+    tl.store(tokens + row, token.to(tl.int64))
+    tl.store(scores + row, x * sharpness - peak - tl.log(total))

@@ -2,35 +2,46 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from spear_rl.errors import ConfigError, MissingExtraError
 
 ADAPTER = "adapter_config.json"
+"""What tells an adapter's folder from a model's."""
 _PREFIX = "base_model.model."
 
 
-def with_adapter(model: Any, *, rank: int, alpha: int, targets: Sequence[str], name: str) -> Any:
+def with_adapter(model: Any, *, rank: int, alpha: int, targets: Sequence[str], name: str, seed: int = 0) -> Any:
     """`model` inside a fresh adapter of rank `rank`, on the linear layers whose names end like one of `targets`.
 
     Args:
         targets: empty means all linear layers but the output.
         name: what the adapter's config calls its base model, for those who load it with peft.
+        seed: of the adapter's first half; its second half starts at 0, and so does what it adds.
     """
     _require_peft()
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(targets) or "all-linear", task_type="CAUSAL_LM")
-    config.base_model_name_or_path = name
     try:
-        return get_peft_model(model, config)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            adapter = get_peft_model(model, config)
     except ValueError as error:
-        raise ConfigError(f"engine.lora_targets: {error}") from error
+        layers = sorted({path.rpartition(".")[2] for path, module in model.named_modules() if is_linear(module)})
+        raise ConfigError(
+            f"engine.lora_targets: {', '.join(targets)} cannot have an adapter in {type(model).__name__}; its linear "
+            f"layers are {', '.join(layers)}"
+        ) from error
+    config.base_model_name_or_path = name
+    return adapter
 
 
 def adapter_in_folder(model: Any, folder: Path) -> Any:
@@ -38,14 +49,40 @@ def adapter_in_folder(model: Any, folder: Path) -> Any:
     _require_peft()
     from peft import PeftModel
 
-    return PeftModel.from_pretrained(model, folder, is_trainable=True)
+    try:
+        return PeftModel.from_pretrained(model, folder, is_trainable=True)
+    except Exception as error:  # a folder can be wrong in as many ways as there are loaders
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"the adapter in {folder} does not load onto {type(model).__name__}: {reason}") from error
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter rather than a model."""
+    return (folder / ADAPTER).is_file()
+
+
+def adapter_base(folder: Path) -> tuple[str, int]:
+    """(name of the model that an adapter's folder belongs to, rank of the adapter)."""
+    try:
+        settings = json.loads((folder / ADAPTER).read_text())
+        return str(settings["base_model_name_or_path"]), int(settings["r"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{folder / ADAPTER} is not an adapter's config that peft wrote: {error}") from error
 
 
 def save_adapter(adapter: Any, folder: Path, exact: dict[str, Tensor]) -> None:
     """The adapter alone, as peft writes and reads it; `exact` weights go in place of the rounded ones."""
     weights = {name: weight for name, weight in adapter.state_dict().items() if "lora_" in name}
     weights |= {_PREFIX + name: weight for name, weight in exact.items()}
-    adapter.save_pretrained(folder, state_dict=weights)
+    # Embeddings are never trained here; to find that out, peft would look for the base model, on the network even.
+    adapter.save_pretrained(folder, state_dict=weights, save_embedding_layers=False)
+
+
+def is_linear(module: Any) -> bool:
+    """Whether a layer can have an adapter; GPT-2 has a kind of its own."""
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(module, nn.Linear | Conv1D)
 
 
 def merged_weights(model: Any, exact: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:

@@ -19,8 +19,10 @@ class Masters:
         """Rounds the model's trained parameters to `dtype`, keeping what they were as masters."""
         self._pairs: list[tuple[nn.Parameter, Tensor]] = []
         self.trained: list[Tensor] = []
-        self._names: dict[int, str] = {}
-        for name, parameter in model.named_parameters():
+        self._names: dict[int, list[str]] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            self._names.setdefault(id(parameter), []).append(name)
+        for parameter in model.parameters():
             target = parameter.dtype if dtype is None else dtype
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(target)
@@ -31,7 +33,6 @@ class Masters:
                 master = parameter.detach().float().clone().requires_grad_()
                 parameter.data = parameter.data.to(target)
                 parameter.register_post_accumulate_grad_hook(self._gather)
-                self._names[id(parameter)] = name
                 self._pairs.append((parameter, master))
                 self.trained.append(master)
         self._master_of = {id(parameter): master for parameter, master in self._pairs}
@@ -43,8 +44,8 @@ class Masters:
                 torch._foreach_copy_([p.data for p, _ in self._pairs], [m.data for _, m in self._pairs])
 
     def exact_weights(self) -> dict[str, Tensor]:
-        """Masters by their parameters' names."""
-        return {self._names[id(parameter)]: master.detach() for parameter, master in self._pairs}
+        """Masters by their parameters' names; one that is tied to another place goes by both of its names."""
+        return {name: master.detach() for p, master in self._pairs for name in self._names[id(p)]}
 
     def _gather(self, parameter: Tensor) -> None:
         """Add a fresh gradient in float32 and free it, so that only one parameter's is alive at a time."""

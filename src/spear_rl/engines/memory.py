@@ -7,7 +7,9 @@ but no content, and what autograd would keep is added up. That works for any arc
 from __future__ import annotations
 
 import copy
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -82,9 +84,44 @@ def fitting_tokens(free: int, bytes_per_token: float, *, share: float, most: int
     return int(max(min(free * share / bytes_per_token // 1024 * 1024, most), 1024))
 
 
+def free_bytes(device: torch.device) -> int:
+    """Memory that a process could still take there."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = [_meminfo(), _cgroup_room()]
+    return min([f for f in free if f is not None], default=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def _meminfo() -> int | None:
+    """What Linux thinks it could give without swapping."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return None
+
+
+def _cgroup_room() -> int | None:
+    """What a container may still take of it."""
+    try:
+        most, used = (Path("/sys/fs/cgroup", name).read_text().strip() for name in ("memory.max", "memory.current"))
+        cached = Path("/sys/fs/cgroup/memory.stat").read_text().split()
+        return int(most) - int(used) + int(cached[cached.index("inactive_file") + 1])
+    except (OSError, ValueError):
+        return None
+
+
 def activation_bytes(config: Any, dtype: torch.dtype) -> float:
     """Bytes a token leaves for the backward pass in one layer, uncompiled."""
-    return (_kept_bytes(config, dtype, 2) - _kept_bytes(config, dtype, 1)) / _TOKENS
+    try:
+        counted = (_kept_bytes(config, dtype, 2) - _kept_bytes(config, dtype, 1)) / _TOKENS
+    except Exception:  # a model's own code may not run without content, or in fewer layers than it was made for
+        counted = 0.0
+    if counted > 0:
+        return counted
+    hidden = config.hidden_size
+    inner = getattr(config, "intermediate_size", None) or 4 * hidden
+    return float(dtype.itemsize * (12 * hidden + 4 * inner))  # a Llama's
 
 
 _TOKENS = 64
@@ -100,6 +137,7 @@ def _kept_bytes(config: Any, dtype: torch.dtype, num_layers: int) -> int:
     if getattr(small, "layer_types", None):
         small.layer_types = small.layer_types[:num_layers]
     small._attn_implementation = "spear_probe"
+    small.pad_token_id = None  # some models look for it, and there is nothing to be seen
     with torch.device("meta"):
         model = AutoModel.from_config(small, dtype=dtype, attn_implementation="spear_probe")
         ids = torch.zeros(1, _TOKENS, dtype=torch.int64)
@@ -120,7 +158,7 @@ def _kept_bytes(config: Any, dtype: torch.dtype, num_layers: int) -> int:
     return sum(kept.values())
 
 
-def _probe(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> tuple[Tensor, None]:
+def _probe(module: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
     out: Tensor = _Probe.apply(query, key, value)  # type: ignore[no-untyped-call]
     return out, None
 

@@ -1,10 +1,11 @@
-"""One token from a row of logits, and where its chance comes from. Torch only."""
+"""One token from a row of logits, and where its chance comes from."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from spear_rl.engines.attention import own_kernels
 from spear_rl.rollout.generator import Sampling
 
 _GOLDEN, _MIX_A, _MIX_B = -7046029254386353131, -4658895280553007687, -7723592293110705685  # splitmix64, as int64
@@ -26,6 +27,9 @@ def chosen(logits: Tensor, chance: Tensor, *, temperature: float, top_p: float) 
 
     Inverse transform: the first token at which the summed probabilities reach the row's share of their total.
     """
+    if logits.is_cuda and temperature > 0 and top_p >= 1 and (kernels := own_kernels()) is not None:
+        tokens, logprobs = kernels.sampled_tokens(logits, chance, temperature)
+        return tokens, logprobs
     scores = logits.float() if temperature == 0 else logits.float() / temperature
     total = scores.logsumexp(-1, keepdim=True)
     if temperature == 0:
@@ -52,7 +56,7 @@ def uniforms(seeds: Tensor, count: int) -> Tensor:
     x = (x ^ _shifted(x, 30)) * _MIX_A
     x = (x ^ _shifted(x, 27)) * _MIX_B
     x = x ^ _shifted(x, 31)
-    return (_shifted(x, 40).float() + 0.5) / (1 << 24)
+    return (_shifted(x, 41).float() + 0.5) / (1 << 23)  # 23 bits and a half: never 0, never 1
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:

@@ -18,11 +18,14 @@ MAX_LOGITS = 1 << 24
 def has_plain_head(model: Any) -> bool:
     """Whether the logits are nothing but the output embedding of the last hidden state (no soft cap, no scale)."""
     ids = torch.arange(1, 9, device=model.device)[None] % model.config.get_text_config().vocab_size
+    head = model.get_output_embeddings()
     with torch.no_grad():
         expected = model(input_ids=ids, use_cache=False).logits
-        head = model.get_output_embeddings()
-        got = head(model.base_model(input_ids=ids, use_cache=False).last_hidden_state) if head is not None else None
-    return got is not None and got.shape == expected.shape and torch.allclose(got, expected, rtol=1e-4, atol=1e-4)
+        hidden = getattr(model.base_model(input_ids=ids, use_cache=False), "last_hidden_state", None)
+        if head is None or hidden is None or hidden.shape[-1] != getattr(head, "in_features", None):
+            return False
+        got = head(hidden)
+    return got.shape == expected.shape and torch.allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
 def scores(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

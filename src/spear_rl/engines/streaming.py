@@ -11,9 +11,11 @@ import hashlib
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,7 +33,10 @@ SIZES = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 AHEAD = 2
 """Steps that run while the host still looks at an earlier one, or the caller at what is done."""
 
-FED_SIZES = (256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768)
+FED_SIZES = (
+    256, 512, 1024, 1536, 2048, 3072, 4096, 5120, 6144, 7168,
+    8192, 10240, 12288, 14336, 16384, 20480, 24576, 28672, 32768,
+)  # fmt: skip
 """Prompt tokens read at once; what is fewer is filled up."""
 
 
@@ -143,7 +148,12 @@ class SlotDecoder:
         for w in writings:
             leaders.setdefault((*w.prompt, -w.slot.number - 1) if w.num_held else tuple(w.prompt), []).append(w)
         logits = {}
-        for batch in _batches([group[0] for group in leaders.values()]):
+        first = [group[0] for group in leaders.values()]
+        for w in first:
+            while len(w.prompt) - w.num_held > FED_SIZES[-1]:  # too long to be read at once
+                self._read([replace(w, prompt=w.prompt[: w.num_held + FED_SIZES[-1]])])
+                w.num_held += FED_SIZES[-1]
+        for batch in _batches(first):
             for w, row in zip(batch, self._read(batch), strict=True):
                 logits[id(w)] = row
         for group in leaders.values():
@@ -163,28 +173,27 @@ class SlotDecoder:
         Tokens and rows are filled up to fixed numbers, so that few shapes are ever seen. A token too many belongs to no
         row and leaves its key in the spare slot; a row too many has no token.
         """
-        length, rests = self.slots.length, [w.prompt[w.num_held :] for w in batch]
-        counts = torch.tensor([len(rest) for rest in rests])
-        starts = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
-        held = torch.tensor([w.num_held for w in batch])
-        bases = torch.tensor([w.slot.number * length for w in batch])
+        length = self.slots.length
+        held = np.array([w.num_held for w in batch])
+        counts = np.array([len(w.prompt) for w in batch]) - held
+        bases = np.array([w.slot.number for w in batch]) * length
+        starts = np.concatenate([[0], counts.cumsum()])
         num_fed = int(starts[-1])
-        size = next((s for s in FED_SIZES if s >= num_fed), num_fed)
-        fed = torch.zeros(3, size, dtype=torch.int64)  # ids, positions, places
-        fed[0, :num_fed] = torch.tensor([token for rest in rests for token in rest])
-        fed[1, :num_fed] = torch.tensor([place for w in batch for place in range(w.num_held, len(w.prompt))])
-        fed[2, :num_fed] = torch.tensor(
-            [w.slot.number * length + place for w in batch for place in range(w.num_held, len(w.prompt))]
-        )
-        fed[2, num_fed:] = self.slots.spare * length
-        marks = torch.zeros(4, self._marks.shape[1], dtype=torch.int64)  # starts, bases, lengths, last tokens
+        size = next(s for s in FED_SIZES if s >= num_fed)
+        positions = np.arange(num_fed) + np.repeat(held - starts[:-1], counts)
+        fed = np.zeros((3, size), np.int64)  # ids, positions, places
+        fed[0, :num_fed] = list(chain.from_iterable(w.prompt[w.num_held :] for w in batch))
+        fed[1, :num_fed] = positions
+        fed[2] = self.slots.spare * length
+        fed[2, :num_fed] = positions + np.repeat(bases, counts)
+        marks = np.zeros((4, self._marks.shape[1]), np.int64)  # starts, bases, lengths, last tokens
         marks[0] = num_fed
         marks[0, : len(starts)] = starts
         marks[1, : len(batch)] = bases
         marks[2, : len(batch)] = held + counts
         marks[3, : len(batch)] = starts[1:] - 1
-        self._fed[:, :size].copy_(fed)
-        self._marks.copy_(marks)
+        self._fed[:, :size].copy_(torch.from_numpy(fed))
+        self._marks.copy_(torch.from_numpy(marks))
         self._reading(size)()
         return self._read_logits[: len(batch)].clone()
 

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spear_rl.engines.lora import merged_weights
 from spear_rl.errors import ConfigError, MissingExtraError
 from spear_rl.rollout.generator import Sampling
 from spear_rl.types import Completion
@@ -94,7 +95,7 @@ class VLLMGenerator:
         with _undisturbed():
             self._llm = self._vllm.LLM(**(settings | dict(options or {})))
         if not has_folder:
-            self.load(model.state_dict().items())
+            self.load(merged_weights(model, {}))
 
     def generate(self, prompts: Sequence[list[int]]) -> list[Completion]:
         """One completion a prompt; the same calls in the same order give the same completions."""

@@ -1,10 +1,11 @@
-"""Success on held-out tasks, with the interval that says how much of it is chance."""
+"""Success on a panel, with the interval that says how much of it is chance. Knows no policy."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -13,7 +14,7 @@ from spear_rl.types import Group, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One episode each of a panel's tasks."""
+    """Episodes of a panel's tasks, as many of each."""
 
     success: float
     low: float
@@ -29,6 +30,8 @@ class Evaluation:
     by_family: dict[str, dict[str, float]]
     solved: dict[str, float]
     """Task id -> share of its episodes that succeeded."""
+    stops: dict[str, int] = field(default_factory=dict)
+    """Why episodes ended -> how many."""
 
     @property
     def rate(self) -> dict[str, float]:
@@ -58,7 +61,20 @@ def evaluation(groups: Sequence[Group]) -> Evaluation:
         failed_episodes=sum(group.num_failed for group in groups),
         by_family={name: _rate(members) for name, members in sorted(families.items()) if members},
         solved={g.task_id: fmean(t.success for t in g.trajectories) for g in groups if g.trajectories},
+        stops={str(reason): count for reason, count in sorted(Counter(t.stop for t in played).items())},
     )
+
+
+def merged(rounds: Sequence[Sequence[Group]]) -> list[Group]:
+    """Groups of the same tasks, played one round after the other, as one group a task."""
+    return [
+        replace(
+            siblings[0],
+            trajectories=[t for group in siblings for t in group.trajectories],
+            num_failed=sum(group.num_failed for group in siblings),
+        )
+        for siblings in zip(*rounds, strict=True)
+    ]
 
 
 def wilson_interval(successes: int, trials: int, *, z: float = 1.959963984540054) -> tuple[float, float]:

@@ -13,7 +13,7 @@ import torch
 from spear_rl.algorithms.base import Algorithm
 from spear_rl.engines.base import NonFiniteLossError
 from spear_rl.engines.hf import HFEngine
-from spear_rl.errors import UserError
+from spear_rl.errors import ShortOfMemoryError, UserError
 from spear_rl.rollout.env import Task
 from spear_rl.train.callbacks import Callback, Event, write_trajectories
 from spear_rl.train.checkpoint import checkpoints, load_state, save_checkpoint
@@ -68,6 +68,10 @@ class Trainer:
         """Go on until `steps` steps are done."""
         try:
             self._run(steps)
+        except ShortOfMemoryError as error:
+            raise ShortOfMemoryError(
+                f"step {self.step}: {error}. Nothing is lost: go on with run.resume=true and the new setting"
+            ) from error
         except NonFiniteLossError as error:
             saved = [path.name for path in checkpoints(self.run_dir / "checkpoints")]
             way_out = f"set run.resume=true to go on from {saved[-1]}" if saved else "start again"

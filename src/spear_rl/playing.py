@@ -1,0 +1,140 @@
+"""From a configuration to who plays what: tasks, environments, player, sampling. Never imports torch."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from spear_rl.config import Config
+from spear_rl.envs import ENVIRONMENTS
+from spear_rl.errors import ConfigError
+from spear_rl.rollout.collect import collect_groups, demonstration
+from spear_rl.rollout.elsewhere import tasks_elsewhere
+from spear_rl.rollout.env import Task, TasksFn
+from spear_rl.rollout.generator import Generator, Sampling
+from spear_rl.rollout.layout import LAYOUTS
+from spear_rl.rollout.pool import Pool
+from spear_rl.rollout.renderer import ChatRenderer, Renderer
+from spear_rl.rollout.runner import EnvRunner, InProcess
+from spear_rl.rollout.source import loaded_tasks
+from spear_rl.rollout.watched import Tally, Watched
+from spear_rl.types import Group, Trajectory
+
+SPLITS = ("train", "validation", "test")
+"""What every environment has; some know others too."""
+
+
+def tasks_of(config: Config, split: str, *, count: int | None = None) -> Sequence[Task]:
+    """The panel of a split, or its first `count` tasks."""
+    name, options = config.task.env, config.task.options
+    tasks = _tasks_fn(config)
+    known = [p.name for p in inspect.signature(tasks).parameters.values() if p.name != "split"]
+    for option in options if not config.task.python else ():
+        if option not in known:
+            raise ConfigError(f"task.options.{option}: {name} has no such option; it has: {', '.join(known)}")
+    try:
+        panel = tasks(split, **options)
+    except (ValueError, TypeError, LookupError) as error:
+        if split not in SPLITS:
+            raise ConfigError(f"--split cannot be {split!r} with {name}: {error}") from error
+        if isinstance(error, LookupError):  # no setting is to blame
+            raise
+        raise ConfigError(f"task.options: {error}") from error
+    if not len(panel):
+        raise ConfigError(f"task.options leave no task in the {split} panel of {name}: widen them")
+    return panel if count is None else panel[:count]
+
+
+def _tasks_fn(config: Config) -> TasksFn:
+    """Ours by name, a user's by `package.module:function`, either from another virtual environment if one is given."""
+    name, python = config.task.env, config.task.python
+    if name not in ENVIRONMENTS and ":" not in name:
+        raise ConfigError(
+            f"task.env: there is no environment {name!r}; there are: {', '.join(ENVIRONMENTS)}, "
+            "or your own as package.module:function"
+        )
+    if python:
+        ours = ENVIRONMENTS.get(name)
+        return partial(tasks_elsewhere, python=python, name=f"{ours.__module__}:tasks" if ours else name)
+    return ENVIRONMENTS[name] if name in ENVIRONMENTS else loaded_tasks(name)
+
+
+def runner_of(config: Config) -> Pool | InProcess:
+    """Who runs the environments."""
+    rollout = config.rollout
+    if not rollout.workers:
+        return InProcess()
+    python = os.path.abspath(config.task.python) if config.task.python else None
+    return Pool(num_workers=rollout.workers, python=python, step_timeout=rollout.step_timeout)
+
+
+class Player:
+    """Plays tasks the way a configuration says, with any generator; use it in a `with`, which ends its workers.
+
+    Args:
+        tokenizer: of a policy that reads tokens.
+        renderer: instead, of one that reads something else; rollout.max_context, which counts tokens, is then left out.
+    """
+
+    def __init__(self, config: Config, tokenizer: Any = None, *, renderer: Renderer | None = None) -> None:
+        self._config, self._renderer = config, ChatRenderer(tokenizer) if renderer is None else renderer
+        self._max_context = config.rollout.max_context if renderer is None else None
+        self._runner = runner_of(config)
+        self._envs: EnvRunner = self._runner
+        self._layout = partial(LAYOUTS[config.rollout.layout], detail=config.rollout.detail)
+
+    def __enter__(self) -> Player:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if isinstance(self._runner, Pool):
+            self._runner.shut()
+
+    def watched(self, num_episodes: int, notice: Callable[[Tally], None] | None = None) -> Watched:
+        """From now on somebody looks on at the next `num_episodes` episodes."""
+        self._envs = watched = Watched(self._runner, num_episodes=num_episodes, notice=notice)
+        return watched
+
+    def groups(
+        self, tasks: Sequence[Task], generator: Generator, *, group_size: int, step: int, max_turns: int = 0
+    ) -> list[Group]:
+        rollout = self._config.rollout
+        return collect_groups(
+            tasks,
+            group_size=group_size,
+            generator=generator,
+            renderer=self._renderer,
+            max_turns=max_turns or rollout.max_turns,
+            step=step,
+            layout=self._layout,
+            max_context=self._max_context,
+            envs=self._envs,
+        )
+
+    def demonstrations(self, tasks: Sequence[Task], count: int) -> list[Trajectory]:
+        """`count` expert episodes over `tasks`, going round as often as needed; each round plays differently."""
+        return [
+            demonstration(
+                tasks[number % len(tasks)],
+                renderer=self._renderer,
+                layout=self._layout,
+                tagged=self._config.rollout.detail == "full",
+                seed=self._config.run.seed * 1_000_003 + number,
+                envs=self._envs,
+            )
+            for number in range(count)
+        ]
+
+
+def sampling_of(config: Config, *, temperature: float | None = None) -> Sampling:
+    """Training's sampling, or that of an evaluation at another temperature."""
+    rollout = config.rollout
+    return Sampling(
+        max_new_tokens=rollout.max_new_tokens,
+        temperature=rollout.temperature if temperature is None else temperature,
+        top_p=rollout.top_p,
+        stop=tuple(rollout.stop),
+    )
