@@ -1,6 +1,6 @@
 """Environment steps a second in this process and in pools of one and two workers, for quick and slow games.
 
-    python -m benchmarks.pool_overhead
+python -m benchmarks.pool_overhead
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Engine:
     attention: Literal["auto", "packed", "padded"] = "auto"
     """packed (GPU): rows end to end, compiled layers, streamed generation; padded is slower and works everywhere."""
     micro_batch_tokens: int = 0
-    """Tokens in a forward pass, and kept at once if set; 0 is 4096 on a CPU, by memory on a GPU. Never changes results."""
+    """Tokens in a forward pass, and kept at once if set; 0 is 4096 on a CPU, by memory on a GPU. Changes no result."""
     checkpointing: bool = False
     """Recompute activations layer by layer in the backward pass: a third slower, for a fraction of the memory."""
     lora_rank: int = 0
