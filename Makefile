@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WEIGHTS := $(VENV)/.smollm2
 
-.PHONY: install smollm2 quickstart test test-stock test-fast check format clean
+.PHONY: install smollm2 quickstart test test-stock test-verl test-fast check format clean
 
 install: $(STAMP)
 
@@ -38,6 +38,13 @@ test-stock:
 	.venv-stock/bin/pip install --quiet --disable-pip-version-check 'textworld[pddl]==1.7.0' pyyaml pytest hypothesis
 	.venv-stock/bin/pip install --quiet --disable-pip-version-check --no-deps alfworld==0.4.2
 	PYTHONPATH=src .venv-stock/bin/python -m pytest --noconftest tests/test_household_stock.py tests/test_alfworld_stock.py
+
+# SPEAR inside verl on two CPU cores, in an environment of its own (verl wants an older transformers). Takes some minutes.
+test-verl:
+	test -d .venv-verl || $(PYTHON) -m venv .venv-verl
+	.venv-verl/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	.venv-verl/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 verl==0.9.1 cachetools fastapi uvicorn TransferQueue pyzmq msgspec pytest
+	PYTHONPATH=src .venv-verl/bin/python -m pytest --noconftest tests/with_verl
 
 test-fast: install
 	$(BIN)/python -m pytest -m 'not slow'

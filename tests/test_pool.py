@@ -256,7 +256,8 @@ def test_a_closed_pool_leaves_no_process_behind_not_even_an_environments_own():
 
 
 OWNER = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
 from functools import partial
 import pool_games as games
 from spear_rl.rollout import Task
@@ -285,7 +286,10 @@ def test_a_trainer_that_is_killed_or_interrupted_leaves_no_worker_behind(how):
         pids = [int(pid) for pid in owner.stdout.readline().split()]
         assert len(pids) == 3
         owner.send_signal(how)
-        errors = owner.communicate(timeout=20)[1]
+        try:
+            errors = owner.communicate(timeout=20)[1]
+        finally:
+            owner.kill()
     assert owner.returncode == -how
     assert errors.count("KeyboardInterrupt") == (how is signal.SIGINT), errors
     assert gone(pids)
