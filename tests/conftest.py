@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -61,6 +63,28 @@ def logged(run_dir: Path, name: str = "metrics.jsonl") -> list[dict]:
     """What a run wrote down, less how long it took."""
     lines = (run_dir / name).read_text().splitlines()
     return [{k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in lines]
+
+
+def killed_run(run_dir: Path, *settings: str, steps: int) -> None:
+    """Start a run of `lookup` in a process of its own and kill -9 it after a few steps, before `steps` are done."""
+    command = [
+        sys.executable,
+        "-m",
+        "spear_rl.cli",
+        "train",
+        "lookup",
+        f"run.dir={run_dir}",
+        *settings,
+        "run.steps=400",
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    metrics, deadline = run_dir / "metrics.jsonl", time.time() + 120
+    while time.time() < deadline and not (metrics.exists() and len(metrics.read_text().splitlines()) >= 3):
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    done = sorted((run_dir / "checkpoints").glob("step_*"))
+    assert 0 < int(done[-1].name.removeprefix("step_")) < steps, "the kill came too late to show anything"
 
 
 class RecordingEngine:

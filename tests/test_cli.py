@@ -8,11 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-from spear_rl import cli
+from conftest import logged
 
 SMALL = [
     "run.steps=6",
@@ -22,26 +21,6 @@ SMALL = [
     "eval.tasks=8",
     "rollout.num_tasks=4",
 ]
-
-
-@pytest.fixture
-def spear(capsys, monkeypatch):
-    """Runs a command in this process; (exit code, all it printed)."""
-
-    def call(*arguments: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["spear", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "200")
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        printed = capsys.readouterr()
-        return int(stop.value.code or 0), printed.out + printed.err
-
-    return call
-
-
-def rows(run_dir: Path, name: str = "metrics.jsonl") -> list[dict]:
-    lines = (run_dir / name).read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in lines]
 
 
 def test_a_run_leaves_everything_behind(spear, tmp_path):
@@ -60,9 +39,9 @@ def test_a_run_leaves_everything_behind(spear, tmp_path):
         assert summary[when]["low"] <= summary[when]["success"] <= summary[when]["high"]
     assert {"sft", "step", "rollout", "update", "eval"} <= set(summary["seconds"])
     assert {"torch", "transformers", "spear_rl"} <= set(summary["versions"])
-    assert [row["step"] for row in rows(run)] == list(range(6))
-    assert [row["step"] for row in rows(run, "eval.jsonl")] == [0, 6]
-    assert {"rollout/success", "policy/entropy", "replay/fired", "policy/turns_trained"} <= set(rows(run)[-1])
+    assert [row["step"] for row in logged(run)] == list(range(6))
+    assert [row["step"] for row in logged(run, "eval.jsonl")] == [0, 6]
+    assert {"rollout/success", "policy/entropy", "replay/fired", "policy/turns_trained"} <= set(logged(run)[-1])
     assert [path.name for path in sorted((run / "checkpoints").iterdir())] == ["step_000004", "step_000006"]
     episode = json.loads((run / "trajectories" / "step_000002.jsonl").read_text().splitlines()[0])
     assert {"task", "success", "reward", "stop", "turns"} <= set(episode)
@@ -90,7 +69,7 @@ def test_a_run_leaves_everything_behind(spear, tmp_path):
 @pytest.mark.parametrize("name", ["dr-grpo", "spear-dr-grpo"])
 def test_the_lookup_preset_learns_in_seconds(spear, tmp_path, name):
     assert spear("train", "lookup", f"run.dir={tmp_path / 'run'}", f"algorithm.name={name}")[0] == 0
-    success = [row["rollout/success"] for row in rows(tmp_path / "run")]
+    success = [row["rollout/success"] for row in logged(tmp_path / "run")]
     assert sum(success[-5:]) / 5 > sum(success[:2]) / 2 + 0.1
     assert sum(success[-5:]) / 5 > 0.8
 
@@ -101,14 +80,14 @@ def test_without_bonus_and_imitation_spear_is_its_base_bit_for_bit(spear, tmp_pa
     for name, extra in ((base, []), (f"spear-{base}", off)):
         code, text = spear("train", "lookup", f"run.dir={tmp_path / name}", f"algorithm.name={name}", *SMALL, *extra)
         assert code == 0, text
-    assert rows(tmp_path / base) == rows(tmp_path / f"spear-{base}")
-    assert rows(tmp_path / base, "eval.jsonl") == rows(tmp_path / f"spear-{base}", "eval.jsonl")
+    assert logged(tmp_path / base) == logged(tmp_path / f"spear-{base}")
+    assert logged(tmp_path / base, "eval.jsonl") == logged(tmp_path / f"spear-{base}", "eval.jsonl")
 
 
 def test_two_runs_of_one_seed_are_the_same_and_of_two_seeds_are_not(spear, tmp_path):
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
         assert spear("train", "lookup", f"run.dir={tmp_path / name}", f"run.seed={seed}", *SMALL)[0] == 0
-    assert rows(tmp_path / "a") == rows(tmp_path / "b") != rows(tmp_path / "c")
+    assert logged(tmp_path / "a") == logged(tmp_path / "b") != logged(tmp_path / "c")
 
 
 @pytest.mark.parametrize("name", ["spear-grpo", "spear-dr-bot-gigpo"])
@@ -131,9 +110,9 @@ def test_a_killed_run_resumes_bit_for_bit(spear, tmp_path, name):
     assert 0 < int(done[-1].name.removeprefix("step_")) < 11, "the kill came too late to show anything"
     code, text = spear("train", f"run.dir={killed}", "run.resume=true", "run.steps=11")
     assert code == 0, text
-    assert rows(killed) == rows(tmp_path / "whole")
-    assert rows(killed, "eval.jsonl") == rows(tmp_path / "whole", "eval.jsonl")
-    assert any(row["replay/fired"] for row in rows(killed))
+    assert logged(killed) == logged(tmp_path / "whole")
+    assert logged(killed, "eval.jsonl") == logged(tmp_path / "whole", "eval.jsonl")
+    assert any(row["replay/fired"] for row in logged(killed))
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_over(spear, tmp_path):
@@ -146,7 +125,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over(spear, tmp_path):
         "train", "lookup", f"run.dir={run}", *SMALL, "run.resume=true", "run.steps=2", "rollout.max_turns=2"
     )
     assert code == 0, text
-    assert len(rows(run)) == 2
+    assert len(logged(run)) == 2
 
 
 MISTAKES = {
@@ -189,14 +168,14 @@ def test_a_used_folder_is_never_overwritten(spear, tmp_path):
 def test_a_damaged_or_missing_checkpoint_is_named_and_nothing_is_lost(spear, tmp_path):
     run = tmp_path / "run"
     assert spear("train", "lookup", f"run.dir={run}", *SMALL, "run.steps=4")[0] == 0
-    logged = rows(run)
+    recorded = logged(run)
     weights = run / "checkpoints" / "step_000004" / "model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
     code, text = spear("train", f"run.dir={run}", "run.resume=true", "run.steps=6")
     assert code == 2
     assert "model.safetensors changed on disk; delete it to resume from step_000002" in text
-    assert rows(run) == logged
+    assert logged(run) == recorded
     code, text = spear("eval", run, "--env", "lookup")
     assert code == 2
     assert "model.safetensors changed on disk" in text
@@ -212,7 +191,7 @@ def test_a_damaged_or_missing_checkpoint_is_named_and_nothing_is_lost(spear, tmp
     code, text = spear("train", f"run.dir={run}", "run.resume=true", "run.steps=6")
     assert code == 2
     assert "its checkpoints/ is gone" in text
-    assert rows(run) == logged
+    assert logged(run) == recorded
 
 
 def test_a_loss_that_is_not_finite_stops_with_advice_and_keeps_the_checkpoint(spear, tmp_path):
@@ -244,7 +223,7 @@ def test_a_cold_start_alone_writes_a_model_that_training_starts_from(spear, tmp_
 def test_a_saved_config_reproduces_its_run(spear, tmp_path):
     assert spear("train", "lookup", f"run.dir={tmp_path / 'a'}", *SMALL)[0] == 0
     assert spear("train", tmp_path / "a" / "config.toml", f"run.dir={tmp_path / 'b'}")[0] == 0
-    assert rows(tmp_path / "a") == rows(tmp_path / "b")
+    assert logged(tmp_path / "a") == logged(tmp_path / "b")
 
 
 def test_runs_compare_side_by_side(spear, tmp_path):
@@ -274,8 +253,8 @@ def test_the_kl_term_compares_with_the_cold_started_policy_after_resuming_too(sp
     part = tmp_path / "part"
     assert spear("train", "lookup", f"run.dir={part}", *settings, "run.steps=4")[0] == 0
     assert spear("train", f"run.dir={part}", "run.resume=true", "run.steps=6")[0] == 0
-    assert rows(part) == rows(tmp_path / "whole")
-    assert rows(part)[-1]["policy/reference_kl"] > 0
+    assert logged(part) == logged(tmp_path / "whole")
+    assert logged(part)[-1]["policy/reference_kl"] > 0
 
 
 def test_the_environment_side_starts_without_torch():

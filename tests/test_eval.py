@@ -24,21 +24,6 @@ STARTER = ["--env", "household", "--set", "task.options.level=starter"]
 
 
 @pytest.fixture
-def spear(capsys, monkeypatch):
-    """Runs a command in this process; (exit code, all it printed)."""
-
-    def call(*arguments: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["spear", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "200")
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        printed = capsys.readouterr()
-        return int(stop.value.code or 0), printed.out + printed.err
-
-    return call
-
-
-@pytest.fixture
 def result_of(spear, tmp_path):
     """Runs `spear eval` and reads what it wrote."""
 

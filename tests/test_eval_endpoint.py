@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from spear_rl import cli
 from spear_rl.rollout.chat_server import ChatServer, EndpointError
 from spear_rl.rollout.endpoint import ChatEndpoint, with_stop
 from spear_rl.rollout.generator import Sampling
@@ -21,21 +19,6 @@ from spear_rl.rollout.messages import MessageRenderer
 
 KEY = "sk-very-secret-4711"
 BUSY = (429, {"error": {"message": "slow down", "code": "rate_limit"}}, {"Retry-After": "0"})
-
-
-@pytest.fixture
-def spear(capsys, monkeypatch):
-    """Runs a command in this process; (exit code, all it printed)."""
-
-    def call(*arguments: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["spear", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "200")
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        printed = capsys.readouterr()
-        return int(stop.value.code or 0), printed.out + printed.err
-
-    return call
 
 
 def good_player(request: dict) -> str:

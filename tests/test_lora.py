@@ -5,16 +5,12 @@ from __future__ import annotations
 import copy
 import json
 import random
-import signal
-import subprocess
-import sys
-import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from conftest import logged, random_batch
+from conftest import killed_run, logged, random_batch
 from spear_rl.engines.base import Term
 from spear_rl.engines.hf import HFEngine
 from spear_rl.engines.lora import merged_weights, with_adapter
@@ -149,16 +145,7 @@ def test_a_run_with_an_adapter_resumes_bit_for_bit_and_evaluates(spear, tmp_path
     settings = [*SMALL, "algorithm.kl=0.05", "algorithm.name=spear-grpo", "algorithm.imitation.warm_steps=2"]
     whole, part = tmp_path / "whole", tmp_path / "part"
     assert spear("train", "lookup", f"run.dir={whole}", *settings)[0] == 0
-    command = [sys.executable, "-m", "spear_rl.cli", "train", "lookup", f"run.dir={part}", *settings]
-    command += ["algorithm.bonus.steps=5", "run.steps=400"]  # cannot finish before the kill; schedules as in the whole
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    metrics, deadline = part / "metrics.jsonl", time.time() + 120
-    while time.time() < deadline and not (metrics.exists() and len(metrics.read_text().splitlines()) >= 3):
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    done = sorted((part / "checkpoints").glob("step_*"))
-    assert 0 < int(done[-1].name.removeprefix("step_")) < 5, "the kill came too late to show anything"
+    killed_run(part, *settings, "algorithm.bonus.steps=5", steps=5)  # schedules as in the whole run
     code, text = spear("train", f"run.dir={part}", "run.resume=true", "run.steps=5")
     assert code == 0, text
     assert logged(part) == logged(whole)

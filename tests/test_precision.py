@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import random
-import signal
-import subprocess
-import sys
-import time
 from functools import partial
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from conftest import logged, random_batch
+from conftest import killed_run, logged, random_batch
 from spear_rl.engines.base import Term
 from spear_rl.engines.masters import Masters
 from spear_rl.engines.tiny import tiny_model
@@ -32,15 +28,7 @@ def test_a_killed_run_in_half_precision_resumes_bit_for_bit(spear, tmp_path, att
     whole, part = tmp_path / "whole", tmp_path / "part"
     code, text = spear("train", "lookup", f"run.dir={whole}", *settings, "run.steps=5")
     assert code == 0, text
-    command = [sys.executable, "-m", "spear_rl.cli", "train", "lookup", f"run.dir={part}", *settings, "run.steps=400"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    metrics, deadline = part / "metrics.jsonl", time.time() + 120
-    while time.time() < deadline and not (metrics.exists() and len(metrics.read_text().splitlines()) >= 3):
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    done = sorted((part / "checkpoints").glob("step_*"))
-    assert 0 < int(done[-1].name.removeprefix("step_")) < 5, "the kill came too late to show anything"
+    killed_run(part, *settings, steps=5)
     code, text = spear("train", f"run.dir={part}", "run.resume=true", "run.steps=5")
     assert code == 0, text
     assert logged(part) == logged(whole)

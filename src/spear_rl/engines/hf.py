@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,12 +18,13 @@ from spear_rl.engines.decoding import Decoder
 from spear_rl.engines.lora import merged_weights, save_adapter
 from spear_rl.engines.masters import Masters
 from spear_rl.engines.memory import fitting_tokens, footprint, free_bytes
-from spear_rl.engines.scoring import RowInputs, has_plain_head, row_inputs, token_scores
+from spear_rl.engines.pieces import Piece, joined, pieces_of
+from spear_rl.engines.scoring import has_plain_head, token_scores
 from spear_rl.engines.shortage import GuardedStream, memory_for
 from spear_rl.engines.streaming import SlotDecoder
 from spear_rl.errors import UserError
 from spear_rl.functional.inputs import LossInputs
-from spear_rl.rollout.generator import Generator, Lockstep, Sampling, Stream
+from spear_rl.rollout.generator import Generator, Lockstep, Sampling, Stream, drained
 from spear_rl.types import Completion, Metrics
 
 logger = logging.getLogger(__name__)
@@ -149,7 +148,7 @@ class HFEngine:
         if self._slots is None:
             with memory_for("generating", self._less_to_generate):
                 return self._decoder.completions(prompts, self.sampling, self._generator)
-        return _drained(self.stream(), prompts)
+        return drained(self.stream(), prompts)
 
     def stream(self) -> Stream:
         """Completions as they come; on a device without slots, batch by batch."""
@@ -223,7 +222,7 @@ class HFEngine:
         pieces = self._pieces(batch)
         with torch.no_grad(), memory_for("scoring rows", self._less_to_learn):
             parts = [self._scores(self.model, piece) for piece in pieces]
-        logprobs, entropy = (_joined(batch, pieces, [part[i] for part in parts]) for i in range(2))
+        logprobs, entropy = (joined(batch, pieces, [part[i] for part in parts]) for i in range(2))
         return logprobs, entropy
 
     def _packs(self, asked: bool | None) -> bool:
@@ -287,12 +286,12 @@ class HFEngine:
         for piece in pieces:
             with torch.set_grad_enabled(piece.is_kept):
                 scored.append(self._scores(self.model, piece))
-        logprobs, entropy = (_joined(batch, pieces, [s[i] for s in scored]).requires_grad_() for i in range(2))
+        logprobs, entropy = (joined(batch, pieces, [s[i] for s in scored]).requires_grad_() for i in range(2))
         ref_logprobs = None
         if self._reference is not None:
             with torch.no_grad():
                 frozen = [self._scores(self._reference, piece)[0] for piece in pieces]
-            ref_logprobs = _joined(batch, pieces, frozen)
+            ref_logprobs = joined(batch, pieces, frozen)
 
         mask, old, advantages = (x.to(logprobs.device) for x in (batch.mask, batch.old_logprobs, batch.advantages))
         out = term.loss(LossInputs(logprobs, old, advantages, mask, entropy=entropy, ref_logprobs=ref_logprobs))
@@ -314,44 +313,19 @@ class HFEngine:
             self._has_fresh_rows = False
         return {f"{term.name}/{name}": float(value) for name, value in values.items()}
 
-    def _pieces(self, batch: Batch) -> list[_Piece]:
-        """Micro-batches of rows of similar length within the token budget, all on their way to the device at once."""
-        lengths = batch.attention.sum(1)
-        if not torch.equal(batch.attention, torch.arange(batch.attention.shape[1]) < lengths[:, None]):
-            raise ValueError("a Batch must be padded on the right")
-        order = lengths.argsort(stable=True)
-        cuts, fed, start = [0], 0, 0
-        for place, width in enumerate(lengths[order].tolist()):
-            fed = fed + width if self.packed else width * (place - start + 1)
-            if place > start and fed > self._micro_batch_tokens:
-                cuts.append(place)
-                start, fed = place, width
-        pieces, room, device = [], self._max_kept_tokens, self.model.device
-        for start, end in pairwise([*cuts, len(order)]):
-            rows = order[start:end]
-            width = int(lengths[rows[-1]])
-            room -= int(lengths[rows].sum()) if self.packed else len(rows) * width
-            ids, mask = batch.input_ids[rows, :width], batch.mask[rows, :width]
-            inputs = row_inputs(ids, mask, device, lengths[rows] if self.packed else None)
-            pieces.append(_Piece(rows.to(device, non_blocking=True), width, room >= 0, inputs))
-        return pieces
+    def _pieces(self, batch: Batch) -> list[Piece]:
+        return pieces_of(
+            batch,
+            self.model.device,
+            max_tokens=self._micro_batch_tokens,
+            max_kept_tokens=self._max_kept_tokens,
+            packed=self.packed,
+        )
 
-    def _scores(self, model: Any, piece: _Piece) -> tuple[Tensor, Tensor]:
+    def _scores(self, model: Any, piece: Piece) -> tuple[Tensor, Tensor]:
         # At the temperature of sampling, so that ratios start at 1.
         temperature = self.sampling.temperature or 1.0
         return token_scores(model, piece.inputs, temperature=temperature, plain_head=self._plain_head)
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """A micro-batch."""
-
-    rows: Tensor
-    """Which rows of its batch it holds."""
-    width: int
-    is_kept: bool
-    """Whether its activations are kept from the forward pass to the backward pass, or computed again."""
-    inputs: RowInputs
 
 
 class EvaluationGenerator:
@@ -374,31 +348,13 @@ class EvaluationGenerator:
         if self._slots is None:
             with memory_for("generating", self._way_out):
                 return self._decoder.completions(prompts, self._sampling, self._generator)
-        return _drained(self.stream(), prompts)
+        return drained(self.stream(), prompts)
 
     def stream(self) -> Stream:
         if self._slots is None:
             return Lockstep(self)
         self._seed += 1
         return GuardedStream(self._slots.stream(self._sampling, seed=self._seed), self._way_out)
-
-
-def _drained(stream: Stream, prompts: Sequence[list[int]]) -> list[Completion]:
-    """One completion a prompt, in the prompts' order."""
-    for key, prompt in enumerate(prompts):
-        stream.add(key, prompt)
-    done: dict[int, Completion] = {}
-    while len(done) < len(prompts):
-        done |= dict(stream.finished())
-    return [done[key] for key in range(len(prompts))]
-
-
-def _joined(batch: Batch, pieces: Sequence[_Piece], parts: Sequence[Tensor]) -> Tensor:
-    """The micro-batches' values as one [B, T] tensor that starts a graph of its own."""
-    whole = torch.zeros(batch.input_ids.shape, dtype=parts[0].dtype, device=parts[0].device)
-    for piece, part in zip(pieces, parts, strict=True):
-        whole[piece.rows, : piece.width] = part.detach()
-    return whole
 
 
 def _prepare(model: Any, *, packed: bool, compiled: bool, checkpointing: bool) -> None:

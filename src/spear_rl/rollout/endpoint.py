@@ -11,8 +11,8 @@ from threading import Thread
 from typing import Any
 
 from spear_rl.rollout.chat_server import ChatServer, EndpointError, OverlongError, UnansweredError
-from spear_rl.rollout.generator import Sampling, Stream
-from spear_rl.rollout.messages import MessageRenderer, drained
+from spear_rl.rollout.generator import Sampling, Stream, drained
+from spear_rl.rollout.messages import MessageRenderer
 from spear_rl.rollout.template import Message
 from spear_rl.types import Completion
 

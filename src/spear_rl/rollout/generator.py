@@ -73,3 +73,13 @@ class Lockstep:
 
     def __len__(self) -> int:
         return len(self._asked)
+
+
+def drained(stream: Stream, prompts: Sequence[list[int]]) -> list[Completion]:
+    """One completion a prompt from a stream, in the prompts' order."""
+    for key, prompt in enumerate(prompts):
+        stream.add(key, prompt)
+    done: dict[int, Completion] = {}
+    while len(done) < len(prompts):
+        done |= dict(stream.finished())
+    return [done[key] for key in range(len(prompts))]

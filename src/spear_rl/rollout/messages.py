@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spear_rl.rollout.generator import Stream
 from spear_rl.rollout.template import Message
 from spear_rl.types import Completion
 
@@ -48,13 +47,3 @@ class MessageRenderer:
         if number == len(self._met):
             self._met.append((role, content))
         return number
-
-
-def drained(stream: Stream, prompts: Sequence[list[int]]) -> list[Completion]:
-    """One completion a prompt from a stream, in the prompts' order."""
-    for key, prompt in enumerate(prompts):
-        stream.add(key, prompt)
-    done: dict[int, Completion] = {}
-    while len(done) < len(prompts):
-        done |= dict(stream.finished())
-    return [done[key] for key in range(len(prompts))]

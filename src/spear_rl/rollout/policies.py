@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 
 from spear_rl.errors import UserError
-from spear_rl.rollout.generator import Stream
-from spear_rl.rollout.messages import MessageRenderer, drained
+from spear_rl.rollout.generator import Stream, drained
+from spear_rl.rollout.messages import MessageRenderer
 from spear_rl.rollout.watched import SeenEpisode, Watched
 from spear_rl.types import Completion
 
