@@ -140,6 +140,7 @@ def test_captured_generation_follows_the_exact_distribution(tokenizer):
         common = exact * len(tokens) >= 5
         observed = torch.cat([counts[common], counts[~common].sum()[None]])
         expected = torch.cat([exact[common], exact[~common].sum()[None]]) * len(tokens)
+        observed, expected = observed[expected > 0], expected[expected > 0]  # no rare token, no last cell
         statistic, freedom = float(((observed - expected) ** 2 / expected).sum()), len(expected) - 1
         # bfloat16 moves a probability by up to half a percent from one batch shape to the next.
         assert statistic < freedom + 5 * (2 * freedom) ** 0.5 + len(tokens) * 0.005**2
@@ -204,10 +205,11 @@ def test_the_memory_estimate_is_near_the_measured_peak(tokenizer):
         engine = HFEngine(
             model, tokenizer, device="cuda", dtype=HALF, micro_batch_tokens=tokens, num_slots=64, **options
         )
+        terms = [Term("policy", batch, clipped_surrogate), Term("replay", batch, clipped_surrogate)]
         for _ in range(2):
-            engine.update([Term("policy", batch, clipped_surrogate)])
+            engine.update(terms)
         torch.cuda.reset_peak_memory_stats()
-        engine.update([Term("policy", batch, clipped_surrogate)])
+        engine.update(terms)
         peak = torch.cuda.max_memory_allocated() - start
         taken = footprint(
             model.config, num_weights=count, num_trained=count, dtype=HALF, kept_tokens=tokens,

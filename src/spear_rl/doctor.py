@@ -16,7 +16,7 @@ import torch
 from spear_rl.config import Config
 from spear_rl.engines.attention import can_pack, has_kernel
 from spear_rl.engines.lora import adapter_base, is_adapter, is_linear
-from spear_rl.engines.memory import GIB, OVERHEAD, Footprint, fitting_tokens, footprint, free_bytes
+from spear_rl.engines.memory import GIB, OVERHEAD, Footprint, automatic_tokens, fitting_tokens, footprint, free_bytes
 from spear_rl.engines.place import chosen_device, chosen_dtype
 from spear_rl.engines.tiny import TINY_SIZES
 from spear_rl.errors import ConfigError
@@ -114,9 +114,7 @@ def estimate(config: Config, *, free: int | None = None) -> tuple[Footprint, int
     room = free - (base.total - base.activations - base.logits + taken(1 << 20).logits)
     a_token = base.activations / 1024
     most = fitting_tokens(room, a_token, share=0.9, most=1 << 20) if room * 0.9 > base.activations else 0
-    # What the engine keeps by itself; on a CPU a micro-batch is 4096 tokens whatever there is.
-    automatic = fitting_tokens(max(room, 0), a_token, share=0.6, most=1 << 20 if is_gpu else 65536)
-    automatic = automatic if is_gpu else max(automatic, 4096)
+    automatic = max(automatic_tokens(max(room, 0), a_token, device.type))
     return taken(settings.micro_batch_tokens or automatic), free, most
 
 

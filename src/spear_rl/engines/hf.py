@@ -17,11 +17,12 @@ from spear_rl.engines.base import Batch, NonFiniteLossError, Term
 from spear_rl.engines.decoding import Decoder
 from spear_rl.engines.lora import merged_weights, save_adapter
 from spear_rl.engines.masters import Masters
-from spear_rl.engines.memory import fitting_tokens, footprint, free_bytes
+from spear_rl.engines.memory import automatic_tokens, footprint, free_bytes
 from spear_rl.engines.pieces import Piece, joined, pieces_of
 from spear_rl.engines.scoring import has_plain_head, token_scores
 from spear_rl.engines.shortage import GuardedStream, memory_for
 from spear_rl.engines.streaming import SlotDecoder
+from spear_rl.engines.vision import Pixels, VisionDecoder
 from spear_rl.errors import UserError
 from spear_rl.functional.inputs import LossInputs
 from spear_rl.rollout.generator import Generator, Lockstep, Sampling, Stream, drained
@@ -61,6 +62,7 @@ class HFEngine:
         slot_tokens: tokens each of them has room for at first; a longer one makes the room of all grow, with a pause.
         end_ids: tokens that end a completion; unset takes the model's and the tokenizer's own.
         adapter: the peft model around `model`, if only its adapter is trained.
+        processor: of a vision-language model, whose prompts may hold pictures; its rows are padded.
         sampler: who generates instead (vLLM); it is given the new weights after every step.
     """
 
@@ -85,6 +87,7 @@ class HFEngine:
         end_ids: Sequence[int] | None = None,
         adapter: Any = None,
         sampler: Sampler | None = None,
+        processor: Any = None,
         seed: int = 0,
     ) -> None:
         self.model, self.tokenizer, self.sampling = model.to(device or model.device).eval(), tokenizer, sampling
@@ -94,6 +97,8 @@ class HFEngine:
         self._max_grad_norm, self._weight_decay = max_grad_norm, weight_decay
         self._seed, self._num_streams = seed, 0
         self._adapter, self._sampler = adapter, sampler
+        self.processor = processor
+        self._pixels = None if processor is None else Pixels(model, processor)
         self._masters = Masters(model, dtype)
         self._plain_head = has_plain_head(model)
         self.packed = self._packs(packed)
@@ -112,7 +117,9 @@ class HFEngine:
                 slot_tokens=slot_tokens,
                 plain_head=self._plain_head,
             )
-        self._decoder = Decoder(model, tokenizer, pad_id=self.pad_id, end_ids=ends)
+        self._decoder: Decoder | VisionDecoder = Decoder(model, tokenizer, pad_id=self.pad_id, end_ids=ends)
+        if self._pixels is not None:
+            self._decoder = VisionDecoder(model, tokenizer, self._pixels, pad_id=self.pad_id, end_ids=ends)
         self._reference: Any = None
         self._has_fresh_rows = True
         self.reset_optimizer(learning_rate)
@@ -201,7 +208,7 @@ class HFEngine:
             save_adapter(self._adapter, folder, exact)
         else:
             self.model.save_pretrained(folder, state_dict=self.model.state_dict() | exact)
-        self.tokenizer.save_pretrained(folder)
+        (self.tokenizer if self.processor is None else self.processor).save_pretrained(folder)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs beside the weights."""
@@ -228,6 +235,10 @@ class HFEngine:
     def _packs(self, asked: bool | None) -> bool:
         """Whether rows are laid end to end: only where that gives a model's own results, and unasked only if fast."""
         model = self.model
+        if self._pixels is not None:
+            if asked:
+                raise UserError("engine.attention=packed: rows with pictures are padded; leave it out")
+            return False
         has_kernels = has_kernel(model.device, model.get_input_embeddings().weight.dtype)
         if not (has_kernels if asked is None else asked):
             return False
@@ -255,12 +266,7 @@ class HFEngine:
         )
         free = free_bytes(device) - (held.total - held.activations)
         a_token = held.activations / 1024
-        if device.type != "cuda":  # there a micro-batch's size must not hang on the machine: its rounding would, too
-            return 4096, fitting_tokens(free, a_token, share=0.6, most=65536)
-        return (
-            fitting_tokens(free, a_token, share=0.3, most=65536),
-            fitting_tokens(free, a_token, share=0.6, most=1 << 20),
-        )
+        return automatic_tokens(free, a_token, device.type)
 
     def _less_to_learn(self) -> str:
         ways = []
@@ -325,7 +331,12 @@ class HFEngine:
     def _scores(self, model: Any, piece: Piece) -> tuple[Tensor, Tensor]:
         # At the temperature of sampling, so that ratios start at 1.
         temperature = self.sampling.temperature or 1.0
-        return token_scores(model, piece.inputs, temperature=temperature, plain_head=self._plain_head)
+        inputs = piece.inputs
+        if piece.images is not None:
+            if self._pixels is None:
+                raise ValueError("a Batch has images, and this engine has no processor to read them with")
+            inputs = self._pixels.fed(inputs, piece.images)
+        return token_scores(model, inputs, temperature=temperature, plain_head=self._plain_head)
 
 
 class EvaluationGenerator:
@@ -333,7 +344,7 @@ class EvaluationGenerator:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Decoder | VisionDecoder,
         slots: SlotDecoder | None,
         sampling: Sampling,
         generator: torch.Generator,

@@ -51,22 +51,22 @@ def _attend(
     base, num_old = tl.load(bases + row).to(tl.int64), tl.load(lengths + row) - 1
     column, member, token = tl.arange(0, width), tl.arange(0, tile), tl.arange(0, block)
     own = head * shared + member
-    place = row * q_row + own[:, None] * q_head + column[None, :]
-    asked = tl.load(q + place, mask=(member < shared)[:, None], other=0.0)
+    asked_at = row * q_row + own[:, None] * q_head + column[None, :]
+    asked = tl.load(q + asked_at, mask=(member < shared)[:, None], other=0.0)
     # The new token comes first: it is in registers, and the sums start from it.
     new_key = tl.load(k + row * k_row + head * k_head + column)
     new_value = tl.load(v + row * v_row + head * v_head + column)
-    place = ((base + num_old) * kv_heads + head) * width + column
-    tl.store(keys + place, new_key)
-    tl.store(values + place, new_value)
+    new_at = ((base + num_old) * kv_heads + head) * width + column
+    tl.store(keys + new_at, new_key)
+    tl.store(values + new_at, new_value)
     peak = tl.sum(asked.to(tl.float32) * new_key.to(tl.float32)[None, :], 1) * scale
     total = tl.full([tile], 1.0, tl.float32)
     summed = tl.zeros([tile, width], tl.float32) + new_value.to(tl.float32)[None, :]
     for start in range(0, num_old, block):
         is_there = start + token < num_old
-        place = ((base + start + token) * kv_heads + head)[:, None] * width + column[None, :]
-        key = tl.load(keys + place, mask=is_there[:, None], other=0.0)
-        value = tl.load(values + place, mask=is_there[:, None], other=0.0)
+        old_at = ((base + start + token) * kv_heads + head)[:, None] * width + column[None, :]
+        key = tl.load(keys + old_at, mask=is_there[:, None], other=0.0)
+        value = tl.load(values + old_at, mask=is_there[:, None], other=0.0)
         score = tl.where(is_there[None, :], tl.dot(asked, tl.trans(key)) * scale, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(score, 1))
         weight = tl.exp2(score - new_peak[:, None])
@@ -74,8 +74,8 @@ def _attend(
         total = total * shrink + tl.sum(weight, 1)
         summed = summed * shrink[:, None] + tl.dot(weight.to(value.dtype), value)
         peak = new_peak
-    place = (row * heads + own)[:, None] * width + column[None, :]
-    tl.store(out + place, (summed / total[:, None]).to(out.dtype.element_ty), mask=(member < shared)[:, None])
+    out_at = (row * heads + own)[:, None] * width + column[None, :]
+    tl.store(out + out_at, (summed / total[:, None]).to(out.dtype.element_ty), mask=(member < shared)[:, None])
 
 
 def sampled_tokens(logits: Tensor, chance: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

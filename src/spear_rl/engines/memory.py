@@ -84,6 +84,16 @@ def fitting_tokens(free: int, bytes_per_token: float, *, share: float, most: int
     return int(max(min(free * share / bytes_per_token // 1024 * 1024, most), 1024))
 
 
+def automatic_tokens(free: int, bytes_per_token: float, device_type: str) -> tuple[int, int]:
+    """Tokens of a micro-batch, and those whose activations may be kept, where nothing is set."""
+    if device_type != "cuda":  # there a micro-batch's size must not hang on the machine: its rounding would, too
+        return 4096, fitting_tokens(free, bytes_per_token, share=0.6, most=65536)
+    return (
+        fitting_tokens(free, bytes_per_token, share=0.4, most=131072),
+        fitting_tokens(free, bytes_per_token, share=0.75, most=1 << 20),
+    )
+
+
 def free_bytes(device: torch.device) -> int:
     """Memory that a process could still take there."""
     if device.type == "cuda":
