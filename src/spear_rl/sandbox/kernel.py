@@ -1,0 +1,65 @@
+"""The few Linux calls that the standard library lacks, through ctypes. Knows no policy."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_SECUREBITS, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 28, 38
+SECBIT_NO_SETUID_FIXUP = 1 << 2
+CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = (
+    1,
+    2,
+    4,
+    8,
+    32,
+    4096,
+    16384,
+    1 << 18,
+)
+MNT_DETACH = 2
+CAPABILITIES_V3 = 0x20080522
+
+
+def checked(what: str, returned: int) -> int:
+    """The value a C function returned, or its errno as an OSError."""
+    if returned == -1:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return returned
+
+
+def syscall(what: str, number: int, *arguments: Any) -> int:
+    """A raw system call. Whole numbers travel as longs; a plain int would be cut to 32 bits."""
+    wide = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    return checked(what, libc.syscall(ctypes.c_long(number), *wide))
+
+
+def prctl(option: int, value: int, pointer: Any = 0) -> None:
+    last = ctypes.c_ulong(pointer) if isinstance(pointer, int) else pointer
+    zero = ctypes.c_ulong(0)
+    checked(f"prctl {option}", libc.prctl(option, ctypes.c_ulong(value), last, zero, zero))
+
+
+def unshare(flags: int) -> None:
+    checked("unshare", libc.unshare(flags))
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    texts = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
+    checked(f"mount {target}", libc.mount(*texts[:3], ctypes.c_ulong(flags), texts[3]))
+
+
+def unmount(target: str, flags: int) -> None:
+    checked(f"umount {target}", libc.umount2(os.fsencode(target), flags))
+
+
+def drop_capabilities() -> None:
+    """Give up every capability for good (there is no exec to regain one by)."""
+    header = (ctypes.c_uint32 * 2)(CAPABILITIES_V3, 0)
+    checked("capset", libc.capset(header, (ctypes.c_uint32 * 6)()))
