@@ -43,8 +43,8 @@ test-stock:
 test-verl:
 	test -d .venv-verl || $(PYTHON) -m venv .venv-verl
 	.venv-verl/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
-	.venv-verl/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 verl==0.9.1 cachetools fastapi uvicorn TransferQueue pyzmq msgspec pytest
-	PYTHONPATH=src .venv-verl/bin/python -m pytest --noconftest tests/with_verl
+	.venv-verl/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 verl==0.9.1 pytest -e '.[verl]'
+	.venv-verl/bin/python -m pytest --noconftest tests/with_verl
 
 test-fast: install
 	$(BIN)/python -m pytest -m 'not slow'

@@ -3,19 +3,19 @@
 #
 #   pip install 'spear-rl[verl]' vllm==0.24.0
 #   export ALFWORLD_DATA=...            # where `alfworld-download` put the games
-#   examples/verl_alfworld.sh           # Qwen2.5-1.5B; MODEL=qwen2.5-7b for the larger one
+#   examples/verl_alfworld.sh           # Qwen2.5-1.5B; MODEL=Qwen/Qwen2.5-7B-Instruct for the larger one
 #
-# On a Ray cluster, start Ray on every node, share RUN between them, and add
+# On a Ray cluster, start Ray on every node, share RUN between them, and add after the `--` below
 #   trainer.nnodes=2 +ray_kwargs.ray_init.address=auto
-# Without SPEAR, but otherwise the same run: algorithm.name=dr-bot-gigpo.
+# Without SPEAR, but otherwise the same run: examples/verl_alfworld.sh algorithm.name=dr-bot-gigpo
 set -euo pipefail
 
-MODEL=${MODEL:-qwen2.5-1.5b}
+MODEL=${MODEL:-Qwen/Qwen2.5-1.5B-Instruct}
 RUN=${RUN:-runs/verl-alfworld}
 GPUS=${GPUS:-8}
 
-python -m spear_rl.integrations.verl check
-exec python -m spear_rl.integrations.verl "alfworld-$MODEL" "run.dir=$RUN" "$@" -- \
+spear verl --check
+exec spear verl paper-alfworld "engine.model=$MODEL" "run.dir=$RUN" "$@" -- \
   "trainer.n_gpus_per_node=$GPUS" \
   actor_rollout_ref.rollout.gpu_memory_utilization=0.6 \
   actor_rollout_ref.model.enable_gradient_checkpointing=True

@@ -62,7 +62,7 @@ def train(folder: Path, model: Path, *settings: str, verl: tuple[str, ...] = ())
     """Run to the end; the metrics of every step."""
     environment = os.environ | {
         "VERL_PLATFORM": "cpu",
-        "VERL_USE_EXTERNAL_MODULES": "cpu,spear_rl.integrations.verl.trainer",
+        "VERL_USE_EXTERNAL_MODULES": "cpu",  # ours is found by its entry point
         "RAY_AUTH_MODE": "disabled",
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",

@@ -1,0 +1,30 @@
+"""Terms of the objective for frameworks whose loss knows rows and advantages only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from spear_rl.engines.base import Term
+from spear_rl.functional import LossInputs
+from spear_rl.types import Metrics
+
+
+def keeps(term: Term) -> Any:
+    """The weights that the term's loss gives to tokens by their covariance, or None where it has none."""
+    return getattr(term.loss, "keywords", {}).get("keep")
+
+
+def held_back(term: Term, logprobs: Tensor) -> tuple[Term, Metrics]:
+    """The term with an advantage of 0 on the tokens that its loss holds back, so that a loss without weights will do.
+
+    An advantage of 0 is the same as a weight of 0, and such a token still counts in the reduction. `logprobs` are the
+    current policy's, [B, T] as the batch.
+    """
+    batch, mask = term.batch, term.batch.mask
+    kept = keeps(term)(LossInputs(logprobs, batch.old_logprobs, batch.advantages, mask))
+    ratio = (logprobs - batch.old_logprobs)[mask].exp()
+    metrics = {"covariance_clip_fraction": float((1 - kept)[mask].mean()), "ratio": float(ratio.mean())}
+    return replace(term, batch=replace(batch, advantages=batch.advantages * kept)), metrics
