@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import json
 import logging
 import sys
@@ -102,6 +104,9 @@ def evaluate(
     ] = "validation",
     tasks: Annotated[int, typer.Option(help="Tasks of the panel to play; 0 is all.")] = 0,
     episodes: Annotated[int, typer.Option(help="Episodes of every task.")] = 1,
+    samples: Annotated[
+        int, typer.Option(help="k: also print mean@k and pass@k; plays at least k episodes of every task.")
+    ] = 0,
     temperature: Annotated[
         float | None, typer.Option(help="Of sampling; the run's eval.temperature if left out.")
     ] = None,
@@ -132,7 +137,7 @@ def evaluate(
         report = evaluate_from(
             policy,
             overrides,
-            Panel(split, tasks, episodes),
+            Panel(split, tasks, episodes, samples),
             Connection(model, api_key_env, parallel, timeout),
             source=config,
             notice=progress,
@@ -140,6 +145,26 @@ def evaluate(
     _print_report(report)
     if out:
         out.write_text(json.dumps(report.as_dict(), indent=1) + "\n", "utf-8")
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+def verl(
+    context: typer.Context,
+    check: Annotated[bool, typer.Option("--check", help="Say whether verl is ready for us, and do nothing.")] = False,
+) -> None:
+    """Train inside verl: [PRESET|CONFIG.TOML] [SECTION.KEY=VALUE]... [-- VERL.KEY=VALUE...]
+
+    Example: spear verl paper-alfworld engine.model=Qwen/Qwen2.5-1.5B-Instruct -- trainer.n_gpus_per_node=8
+    """
+    from spear_rl.integrations.verl.launch import checked, launch
+
+    if check:
+        print(checked())
+        return
+    cut = [*context.args, "--"].index("--")
+    launch(*_split(context.args[:cut]), context.args[cut + 1 :])
 
 
 @app.command()
@@ -235,6 +260,40 @@ def check_env(
         raise typer.Exit(1)
 
 
+@app.command()
+def shop(
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[OPTION=VALUE]...", help="Of webshop, e.g. level=tiny or data=FOLDER."),
+    ] = None,
+    split: Annotated[str, typer.Option(help="Panel: train, validation or test.")] = "validation",
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; others can only reach it if you say so.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8484,
+) -> None:
+    """The tasks of `webshop` in a browser: shop yourself and see the score.
+
+    Example: spear shop level=standard --split test
+    """
+    from spear_rl import config as configuration
+    from spear_rl.shop import served, visits_of
+
+    settings = configuration.load(None, [f"task.options.{option}" for option in options or []]).task.options
+    known = [name for name in inspect.signature(visits_of).parameters if name != "split"]
+    for option in settings:
+        if option not in known:
+            raise ConfigError(f"{option}: the shop has no such option; it has: {', '.join(known)}")
+    try:
+        visits = visits_of(split, **settings)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(str(error)) from error
+    with served(visits, host=host, port=port) as server:
+        console.print(f"the shop is open at {server.address} (Ctrl+C closes it)", highlight=False, soft_wrap=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
+
+
 @app.command(name="list")
 def list_() -> None:
     """Presets, algorithms, environments and built-in models."""
@@ -311,6 +370,12 @@ def _print_report(report: Report) -> None:
     console.print(
         f"mean reward {result.reward:.3f}, {result.turns:.1f} turns, {result.invalid_turns:.1%} of them invalid"
     )
+    for name, value in report.samples.rates.items() if report.samples else ():
+        console.print(
+            f"{name} {value['rate']:.1%} ({value['low']:.1%} - {value['high']:.1%}) over {value['tasks']:.0f} tasks"
+        )
+    for name, mean in result.metrics.items():
+        console.print(f"mean {name} {mean:.3f}")
     if result.failed_episodes:
         console.print(f"episodes that failed and do not count: {result.failed_episodes}", style="bold")
 

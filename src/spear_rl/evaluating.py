@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from spear_rl.rollout.messages import MessageRenderer
 from spear_rl.rollout.policies import REFERENCES, ReferencePolicy
 from spear_rl.rollout.watched import Tally
 from spear_rl.train.evaluate import Evaluation, evaluation
+from spear_rl.train.samples import Samples, sampled
 from spear_rl.versions import versions
 
 Notice = Callable[[Tally], None]
@@ -33,6 +34,13 @@ class Panel:
     """The first so many of the panel; 0 is all."""
     num_episodes: int = 1
     """Of every task."""
+    num_samples: int = 0
+    """k of mean@k and pass@k, for which at least so many episodes of every task are played; 0 is neither."""
+
+    @property
+    def num_played(self) -> int:
+        """Episodes of every task."""
+        return max(self.num_episodes, self.num_samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +61,11 @@ class Report:
 
     evaluation: Evaluation
     about: dict[str, Any]
+    samples: Samples | None = None
+    """mean@k and pass@k, where they were asked for."""
 
     def as_dict(self) -> dict[str, Any]:
-        return self.about | self.evaluation.as_dict()
+        return self.about | self.evaluation.as_dict() | (self.samples.as_dict() if self.samples else {})
 
 
 def evaluate_from(
@@ -75,6 +85,15 @@ def evaluate_from(
         notice: is told how far it has come.
     """
     _check(panel, connection)
+    report = _report(policy, overrides, panel, connection, source, notice)
+    if not panel.num_samples:
+        return report
+    return replace(report, samples=sampled(report.evaluation.counts.values(), panel.num_samples))
+
+
+def _report(
+    policy: str, overrides: Sequence[str], panel: Panel, connection: Connection, source: str, notice: Notice | None
+) -> Report:
     is_endpoint = "://" in policy
     if not is_endpoint and connection != Connection():
         raise ConfigError("--model, --api-key-env, --parallel and --timeout are for an endpoint: http://host:port/v1")
@@ -88,7 +107,7 @@ def evaluate_from(
 def _with_reference(name: str, config: Config, panel: Panel, notice: Notice | None) -> Report:
     tasks, renderer = _tasks(config, panel), MessageRenderer()
     with Player(config, renderer=renderer) as player:
-        watched = player.watched(len(tasks) * panel.num_episodes, notice)
+        watched = player.watched(len(tasks) * panel.num_played, notice)
         policy = ReferencePolicy(REFERENCES[name], watched, renderer, seed=config.run.seed)
         result = _played(config, player, tasks, policy, panel)
     about = {"policy": name, "model": name, **_about(config, panel, tasks), "versions": versions()}
@@ -101,7 +120,7 @@ def _with_endpoint(url: str, config: Config, panel: Panel, connection: Connectio
     tasks, renderer = _tasks(config, panel), MessageRenderer()
     model = connection.model or _only_model(server)
     with Player(config, renderer=renderer) as player:
-        watched = player.watched(len(tasks) * panel.num_episodes, notice)
+        watched = player.watched(len(tasks) * panel.num_played, notice)
         policy = ChatEndpoint(
             server,
             model=model,
@@ -139,9 +158,9 @@ def _with_model(model: str, overrides: Sequence[str], panel: Panel, source: str,
     if folder is None:
         config.engine.model = model
     engine = engine_of(config, folder=folder)
-    with Player(config, engine.tokenizer) as player:
-        player.watched(len(tasks) * panel.num_episodes, notice)
-        result = evaluated(config, engine, player, tasks, step=0, num_episodes=panel.num_episodes)
+    with Player(config, engine.tokenizer, processor=engine.processor) as player:
+        player.watched(len(tasks) * panel.num_played, notice)
+        result = evaluated(config, engine, player, tasks, step=0, num_episodes=panel.num_played)
     about = {"policy": "model", "model": model, "folder": str(folder) if folder else None}
     about |= _about(config, panel, tasks) | _sampling(config)
     return Report(result, about | {"versions": versions("torch", "transformers", "tokenizers")})
@@ -149,7 +168,7 @@ def _with_model(model: str, overrides: Sequence[str], panel: Panel, source: str,
 
 def _played(config: Config, player: Player, tasks: Sequence[Task], policy: Generator, panel: Panel) -> Evaluation:
     max_turns = config.eval.max_turns
-    return evaluation(player.groups(tasks, policy, group_size=panel.num_episodes, step=0, max_turns=max_turns))
+    return evaluation(player.groups(tasks, policy, group_size=panel.num_played, step=0, max_turns=max_turns))
 
 
 def _about(config: Config, panel: Panel, tasks: Sequence[Task]) -> dict[str, Any]:
@@ -158,7 +177,7 @@ def _about(config: Config, panel: Panel, tasks: Sequence[Task]) -> dict[str, Any
         "options": config.task.options,
         "split": panel.split,
         "tasks": [task.id for task in tasks],
-        "episodes_per_task": panel.num_episodes,
+        "episodes_per_task": panel.num_played,
         "max_turns": config.eval.max_turns or config.rollout.max_turns,
         "seed": config.run.seed,
     }
@@ -196,6 +215,7 @@ def _check(panel: Panel, connection: Connection) -> None:
     rules = [
         ("--tasks", panel.num_tasks, panel.num_tasks >= 0, "must be 1 or more, or 0 for all"),
         ("--episodes", panel.num_episodes, panel.num_episodes >= 1, "must be 1 or more"),
+        ("--samples", panel.num_samples, panel.num_samples >= 0, "must be 1 or more, or 0 for none"),
         ("--parallel", connection.num_parallel, connection.num_parallel >= 1, "must be 1 or more"),
         ("--timeout", connection.timeout, connection.timeout > 0, "must be above 0"),
     ]

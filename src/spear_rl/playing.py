@@ -20,6 +20,7 @@ from spear_rl.rollout.pool import Pool
 from spear_rl.rollout.renderer import ChatRenderer, Renderer
 from spear_rl.rollout.runner import EnvRunner, InProcess
 from spear_rl.rollout.source import loaded_tasks
+from spear_rl.rollout.vision import VisionRenderer
 from spear_rl.rollout.watched import Tally, Watched
 from spear_rl.types import Group, Trajectory
 
@@ -76,11 +77,15 @@ class Player:
 
     Args:
         tokenizer: of a policy that reads tokens.
+        processor: of one that sees pictures too.
         renderer: instead, of one that reads something else; rollout.max_context, which counts tokens, is then left out.
     """
 
-    def __init__(self, config: Config, tokenizer: Any = None, *, renderer: Renderer | None = None) -> None:
-        self._config, self._renderer = config, ChatRenderer(tokenizer) if renderer is None else renderer
+    def __init__(
+        self, config: Config, tokenizer: Any = None, *, processor: Any = None, renderer: Renderer | None = None
+    ) -> None:
+        own: Renderer | None = None if processor is None else VisionRenderer(processor)
+        self._config, self._renderer = config, renderer or own or ChatRenderer(tokenizer)
         self._max_context = config.rollout.max_context if renderer is None else None
         self._runner = runner_of(config)
         self._envs: EnvRunner = self._runner

@@ -52,7 +52,7 @@ def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, 
     panel = tasks_of(config, "train")
     held_out = tasks_of(config, config.eval.split, count=config.eval.tasks) if config.eval.tasks else []
     engine = engine_of(config, folder=newest)
-    with Player(config, engine.tokenizer) as player:
+    with Player(config, engine.tokenizer, processor=engine.processor) as player:
         return _trained(config, engine, player, panel, held_out, newest, callbacks)
 
 
@@ -106,7 +106,7 @@ def sft_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, An
     engine = engine_of(config)
     _open(run_dir, config, None)
     seconds: Metrics = {}
-    with Player(config, engine.tokenizer) as player:
+    with Player(config, engine.tokenizer, processor=engine.processor) as player:
         before = evaluated(config, engine, player, held_out, step=0) if held_out else None
         with timed("time/sft", seconds):
             metrics = cold_start_from(config, engine, player, tasks_of(config, "train"), callbacks)

@@ -11,6 +11,7 @@ reward      the task's own; bonus and shaping are ours and are kept apart from i
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -28,6 +29,14 @@ class Stop(StrEnum):
     """The context hit its token limit, or the turn limit came right after a completion that hit its own."""
     FAILED = "failed"
     """The machinery broke (an environment raised, a worker died). Never trains, never counts as a zero reward."""
+
+
+class ImagePrompt(list[int]):
+    """Token ids of a prompt with pictures in it: each has its place in a run of placeholder tokens."""
+
+    def __init__(self, token_ids: Iterable[int], images: tuple[bytes, ...]) -> None:
+        super().__init__(token_ids)
+        self.images = images
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +71,8 @@ class Turn:
     """The policy's answer, decoded."""
     shaping: float = 0.0
     """Our format term for this turn, filled in by the training step."""
+    images: tuple[bytes, ...] = ()
+    """The pictures in the prompt, in order, each as a PNG file; pixels are made of them only when a model is fed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +83,8 @@ class Trajectory:
     stop: Stop
     bonus: float = 0.0
     success: bool = False
+    metrics: Metrics = field(default_factory=dict)
+    """The task's other measures of the episode, by name."""
 
     @property
     def reward(self) -> float:

@@ -106,6 +106,10 @@ def engine_of(config: Config, *, folder: Path | None = None) -> HFEngine:
     device = chosen_device(settings.device)
     dtype = chosen_dtype(settings.dtype, device)
     model, tokenizer, adapter = _model_of(config, folder)
+    processor = tokenizer if hasattr(tokenizer, "image_processor") else None
+    tokenizer = tokenizer if processor is None else processor.tokenizer
+    if processor is not None and settings.generator == "vllm":
+        raise ConfigError("engine.generator=vllm: it is not given pictures here; set engine.generator=native")
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"engine.model: the tokenizer of {settings.model} has no end token, so no answer would end")
     sampler = _vllm_of(config, model, tokenizer, dtype) if settings.generator == "vllm" else None
@@ -127,6 +131,7 @@ def engine_of(config: Config, *, folder: Path | None = None) -> HFEngine:
             slot_tokens=min(config.rollout.max_context, 2048) + config.rollout.max_new_tokens + 2,
             adapter=adapter,
             sampler=sampler,
+            processor=processor,
             seed=config.run.seed,
         )
 
@@ -137,7 +142,7 @@ def policy_in_folder(config: Config, folder: Path) -> Any:
 
 
 def _model_of(config: Config, folder: Path | None) -> tuple[Any, Any, Any]:
-    """(model, tokenizer, the adapter around the model or None)."""
+    """(model, tokenizer or a vision-language model's processor, the adapter around the model or None)."""
     settings, seed = config.engine, config.run.seed
     if folder is not None:
         rank = adapter_base(folder)[1] if is_adapter(folder) else 0

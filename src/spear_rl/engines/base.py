@@ -33,6 +33,18 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageBatch(Batch):
+    """Rows with pictures in them, for a vision-language model."""
+
+    images: tuple[tuple[bytes, ...], ...]
+    """Those of each row as PNG files, in the order of their placeholder tokens."""
+
+    def rows(self, index: Tensor) -> ImageBatch:
+        tensors = {f.name: getattr(self, f.name)[index] for f in fields(Batch)}
+        return ImageBatch(**tensors, images=tuple(self.images[row] for row in index.tolist()))
+
+
+@dataclass(frozen=True, slots=True)
 class Term:
     """One summand of the objective."""
 

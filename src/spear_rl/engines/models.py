@@ -31,13 +31,20 @@ def model_by_name(name: str, *, texts: Callable[[], Sequence[str]], seed: int) -
 
 
 def model_in_folder(folder: Path) -> tuple[Any, Any]:
-    """A plain transformers folder, such as a checkpoint."""
+    """A plain transformers folder, such as a checkpoint; a vision-language model comes with its processor instead."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
     try:
+        if hasattr(AutoConfig.from_pretrained(folder, local_files_only=True), "vision_config"):
+            processor = AutoProcessor.from_pretrained(folder, local_files_only=True)
+            return AutoModelForImageTextToText.from_pretrained(
+                folder, dtype=torch.float32, local_files_only=True
+            ), processor
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
         return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except ImportError as error:  # some processors want torchvision
+        raise MissingExtraError(f"engine.model: {folder} needs a package: pip install 'spear-rl[vision]'") from error
     except Exception as error:  # a folder can be wrong in as many ways as there are loaders
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ConfigError(f"engine.model: {folder} does not load as a transformers model: {reason}") from error

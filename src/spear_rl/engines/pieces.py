@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from spear_rl.engines.base import Batch
+from spear_rl.engines.base import Batch, ImageBatch
 from spear_rl.engines.scoring import RowInputs, row_inputs
 
 
@@ -23,6 +23,8 @@ class Piece:
     is_kept: bool
     """Whether its activations are kept from the forward pass to the backward pass, or computed again."""
     inputs: RowInputs
+    images: tuple[tuple[bytes, ...], ...] | None = None
+    """Of its rows, if the batch has any."""
 
 
 def pieces_of(
@@ -46,7 +48,8 @@ def pieces_of(
         room -= int(lengths[rows].sum()) if packed else len(rows) * width
         ids, mask = batch.input_ids[rows, :width], batch.mask[rows, :width]
         inputs = row_inputs(ids, mask, device, lengths[rows] if packed else None)
-        pieces.append(Piece(rows.to(device, non_blocking=True), width, room >= 0, inputs))
+        images = tuple(batch.images[row] for row in rows.tolist()) if isinstance(batch, ImageBatch) else None
+        pieces.append(Piece(rows.to(device, non_blocking=True), width, room >= 0, inputs, images))
     return pieces
 
 

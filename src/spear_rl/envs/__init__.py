@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from spear_rl.envs import alfworld, household, lookup
+from spear_rl.envs import alfworld, household, lookup, sokoban, tool_math, webshop
 from spear_rl.rollout.env import TasksFn
 
-ENVIRONMENTS: dict[str, TasksFn] = {"alfworld": alfworld.tasks, "household": household.tasks, "lookup": lookup.tasks}
+ENVIRONMENTS: dict[str, TasksFn] = {
+    "alfworld": alfworld.tasks,
+    "household": household.tasks,
+    "lookup": lookup.tasks,
+    "sokoban": sokoban.tasks,
+    "tool_math": tool_math.tasks,
+    "webshop": webshop.tasks,
+}
 """The one place to add an environment."""

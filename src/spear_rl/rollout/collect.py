@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from spear_rl.rollout.env import Observation, StepResult, Task
 from spear_rl.rollout.generator import Generator, Lockstep, Stream, Streaming
 from spear_rl.rollout.layout import Layout, growing_chat
 from spear_rl.rollout.renderer import Renderer
 from spear_rl.rollout.runner import Answer, EnvRunner, Failure, InProcess
-from spear_rl.types import Completion, Group, Stop, Trajectory, Turn
+from spear_rl.types import Completion, Group, Metrics, Stop, Trajectory, Turn
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +27,7 @@ class _Episode:
     """What the policy said last, until the environment has answered it."""
     said: str = ""
     success: bool | None = None
+    metrics: Metrics = field(default_factory=dict)
     stop: Stop | None = None
     error: BaseException | None = None
 
@@ -34,7 +35,15 @@ class _Episode:
     def trajectory(self) -> Trajectory:
         cut_off = Stop.OVERLONG if self.turns and self.turns[-1].completion.truncated else Stop.MAX_TURNS
         success = math.fsum(turn.reward for turn in self.turns) > 0 if self.success is None else self.success
-        return Trajectory(self.turns, self.stop or cut_off, success=success)
+        return Trajectory(self._paid_turns(), self.stop or cut_off, success=success, metrics=self.metrics)
+
+    def _paid_turns(self) -> list[Turn]:
+        """The turns, with what the task takes for an episode that did not come to its end."""
+        unpaid = self.task.unfinished_reward if self.turns and self.stop is not Stop.DONE else 0.0
+        if not unpaid:
+            return self.turns
+        *earlier, last = self.turns
+        return [*earlier, replace(last, reward=last.reward + unpaid)]
 
     def say(self, completion: Completion, renderer: Renderer) -> str:
         """The policy's words, for the environment."""
@@ -53,10 +62,10 @@ class _Episode:
 
     def _end_turn(self, result: StepResult) -> None:
         assert self.completion is not None
-        seen = self.observations[-1]
+        seen, images = self.observations[-1], getattr(self.prompt_ids, "images", ())
         self.turns.append(
             Turn(
-                self.prompt_ids,
+                list(self.prompt_ids) if images else self.prompt_ids,
                 self.completion,
                 reward=result.reward,
                 state_key=seen.state_key,
@@ -64,11 +73,13 @@ class _Episode:
                 invalid=result.invalid,
                 observation=seen.text,
                 text=self.said,
+                images=images,
             )
         )
         self.observations.append(result.observation)
         if result.success is not None:
             self.success = result.success
+        self.metrics |= result.metrics
         if result.done:
             self.stop = Stop.DONE
 

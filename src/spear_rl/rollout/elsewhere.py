@@ -38,8 +38,10 @@ def tasks_elsewhere(split: str, *, python: str, name: str, path: Sequence[str] =
             instructions=instructions,
             answer_format=answer_format,
             demonstrate=partial(_demonstrated, panel, task_id) if has_expert else None,
+            instructions_role=role,
+            unfinished_reward=unfinished,
         )
-        for task_id, family, instructions, answer_format, has_expert in described
+        for task_id, family, instructions, answer_format, has_expert, role, unfinished in described
     )
 
 
@@ -98,9 +100,12 @@ def _tasks(panel: _Panel) -> dict[str, Task]:
     return {task.id: task for task in loaded_tasks(panel.name)(panel.split, **json.loads(panel.options))}
 
 
-def _described(panel: _Panel) -> list[tuple[str, str, str, str, bool]]:
+def _described(panel: _Panel) -> list[tuple[str, str, str, str, bool, str, float]]:
     return [
-        (task.id, task.family, task.instructions, task.answer_format, task.demonstrate is not None)
+        (
+            *(task.id, task.family, task.instructions, task.answer_format, task.demonstrate is not None),
+            *(task.instructions_role, task.unfinished_reward),
+        )
         for task in _tasks(panel).values()
     ]
 

@@ -9,7 +9,8 @@ from typing import Literal
 
 from spear_rl.rollout.env import Observation, Task
 from spear_rl.rollout.renderer import Renderer
-from spear_rl.types import Turn
+from spear_rl.rollout.template import Message
+from spear_rl.types import ImagePrompt, Turn
 
 Layout = Callable[[Renderer, Task, Sequence[Observation], Sequence[Turn]], list[int]]
 """Task, all observations so far (one more than turns) and all turns so far in; the next prompt's token ids out."""
@@ -29,11 +30,13 @@ def growing_chat(
     detail: Detail = "full",
 ) -> list[int]:
     """Everything said so far, in the very tokens it was said in. Its turns train as one row."""
-    shown = _shown(observations[-1], detail)
+    shown, images = _shown(observations[-1], detail), observations[-1].images
+    if turns and (images or turns[-1].images):
+        before = ImagePrompt(turns[-1].prompt_ids, turns[-1].images)
+        return renderer.extended(before, turns[-1].completion.token_ids, shown, images)
     if turns:
         return renderer.extended(turns[-1].prompt_ids, turns[-1].completion.token_ids, shown)
-    opening = f"{task.instructions}\n\n{shown}" if detail == "full" and task.instructions else shown
-    return renderer.prompt([{"role": "user", "content": opening}])
+    return renderer.prompt(_opened(task, detail, shown, images))
 
 
 def independent_turns(
@@ -48,6 +51,8 @@ def independent_turns(
 ) -> list[int]:
     """A fresh prompt a turn: task, step count, the last (observation, action) pairs, and what is seen now.
 
+    Of pictures, only the current ones are shown.
+
     With `names_earlier` the actions before those are listed too, without what they led to: a policy that searches
     should know where it has been. To make room, the opening is cut to its last paragraph after the first turn: that is
     where an environment says what is asked for.
@@ -61,8 +66,7 @@ def independent_turns(
         Now: You pick up the mug 1 from the desk 1.
     """
     first, now = observations[0], observations[-1]
-    lines = [task.instructions, ""] if detail == "full" and task.instructions else []
-    lines.append(first.text.rpartition("\n\n")[2] if names_earlier and turns else first.text)
+    lines = [first.text.rpartition("\n\n")[2] if names_earlier and turns else first.text]
     if turns:
         start = max(len(turns) - num_recent, 0)
         lines.append(f"Steps taken: {len(turns)}. The last {len(turns) - start}:")
@@ -74,7 +78,7 @@ def independent_turns(
         lines.append(f"Now: {_shown(now, detail)}")
     elif detail == "full" and first.choices:
         lines.append(_choices(first))
-    return renderer.prompt([{"role": "user", "content": "\n".join(lines)}])
+    return renderer.prompt(_opened(task, detail, "\n".join(lines), now.images))
 
 
 LAYOUTS: dict[str, Callable[..., list[int]]] = {
@@ -82,6 +86,18 @@ LAYOUTS: dict[str, Callable[..., list[int]]] = {
     "turns": independent_turns,
     "log": partial(independent_turns, names_earlier=True),
 }
+
+
+def _opened(task: Task, detail: Detail, content: str, images: tuple[bytes, ...] = ()) -> list[Message]:
+    """A conversation that begins with the task's instructions, in their role, and `content`."""
+    if images:
+        *before, last = _opened(task, detail, content)
+        return [*before, last | {"images": images}]
+    if detail == "short" or not task.instructions:
+        return [{"role": "user", "content": content}]
+    if task.instructions_role == "system":
+        return [{"role": "system", "content": task.instructions}, {"role": "user", "content": content}]
+    return [{"role": "user", "content": f"{task.instructions}\n\n{content}"}]
 
 
 def _named(turn: Turn) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from spear_rl.rollout.renderer import refuse_images
 from spear_rl.rollout.template import Message
 from spear_rl.types import Completion
 
@@ -23,9 +24,13 @@ class MessageRenderer:
         self._numbers: dict[tuple[str, str], int] = {}
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
+        refuse_images(image for message in messages for image in message.get("images", ()))
         return [self._number(message["role"], message["content"]) for message in messages]
 
-    def extended(self, prompt_ids: list[int], completion_ids: list[int], reply: str) -> list[int]:
+    def extended(
+        self, prompt_ids: list[int], completion_ids: list[int], reply: str, images: tuple[bytes, ...] = ()
+    ) -> list[int]:
+        refuse_images(images)
         return [*prompt_ids, *completion_ids, self._number("user", reply)]
 
     def answer(self, text: str) -> list[int]:

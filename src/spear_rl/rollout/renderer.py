@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
+from spear_rl.errors import ConfigError
 from spear_rl.rollout.encoding import Encoder
 from spear_rl.rollout.template import ChatTemplate, Message
 
@@ -19,8 +20,10 @@ class Renderer(Protocol):
         """A whole conversation, ready for the policy's next message."""
         ...
 
-    def extended(self, prompt_ids: list[int], completion_ids: list[int], reply: str) -> list[int]:
-        """The prompt after the policy said `completion_ids` and the environment answered `reply`."""
+    def extended(
+        self, prompt_ids: list[int], completion_ids: list[int], reply: str, images: tuple[bytes, ...] = ()
+    ) -> list[int]:
+        """The prompt after the policy said `completion_ids` and the environment answered `reply`, with pictures."""
         ...
 
     def answer(self, text: str) -> list[int]:
@@ -28,6 +31,15 @@ class Renderer(Protocol):
         ...
 
     def parse(self, token_ids: list[int]) -> str: ...
+
+
+def refuse_images(images: Iterable[bytes]) -> None:
+    """Pictures must not be dropped in silence by a policy that reads text only."""
+    if any(True for _ in images):
+        raise ConfigError(
+            "the environment shows pictures, which this policy cannot see: set task.options.observation=text, or "
+            "engine.model to the folder of a vision-language model"
+        )
 
 
 class ChatRenderer:
@@ -51,9 +63,13 @@ class ChatRenderer:
         self._template, self._ids = ChatTemplate(tokenizer), Encoder(tokenizer)
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
+        refuse_images(image for message in messages for image in message.get("images", ()))
         return self._ids(self._template.text(messages))
 
-    def extended(self, prompt_ids: list[int], completion_ids: list[int], reply: str) -> list[int]:
+    def extended(
+        self, prompt_ids: list[int], completion_ids: list[int], reply: str, images: tuple[bytes, ...] = ()
+    ) -> list[int]:
+        refuse_images(images)
         between = self._after_answer(reply)
         if completion_ids and between and completion_ids[-1] == between[0]:
             between = between[1:]

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
-Message = dict[str, str]
+Message = dict[str, Any]
+"""`role` and `content`, both texts; with pictures also `images`, a tuple of PNG files."""
 
 PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"

@@ -10,7 +10,8 @@ import json
 import pickle
 import struct
 import traceback
-from collections.abc import Iterator
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from spear_rl.errors import UserError
@@ -59,6 +60,7 @@ def answer_frame(number: int, answer: object) -> bytes:
         entry: list[object] = ["result", _plain(answer.observation), float(answer.reward), bool(answer.done)]
         success = None if answer.success is None else bool(answer.success)
         entry += [bool(answer.used_tool), str(answer.invalid or ""), success]
+        entry.append({str(name): float(value) for name, value in answer.metrics.items()})
     elif isinstance(answer, Observation):
         entry = ["observation", *_plain(answer)]
     elif isinstance(answer, UserError):
@@ -76,8 +78,8 @@ def answer_in(frame: bytes) -> tuple[int, Any]:
     """(episode's number, answer) of a frame; what a worker's environment raised comes as an EnvironmentFailedError."""
     number, kind, *parts = json.loads(frame)
     if kind == "result":
-        seen, reward, done, used_tool, invalid, success = parts
-        return number, StepResult(_observation(*seen), reward, done, used_tool, invalid, success)
+        seen, *others = parts
+        return number, StepResult(_observation(*seen), *others)
     if kind == "observation":
         return number, _observation(*parts)
     return number, EnvironmentFailedError(parts[0]) if kind == "error" else parts[0]
@@ -86,8 +88,9 @@ def answer_in(frame: bytes) -> tuple[int, Any]:
 def _plain(observation: Observation) -> list[object]:
     if not isinstance(observation, Observation):
         raise TypeError(f"an environment answered with {type(observation).__name__} where an Observation was due")
-    return [str(observation.text), str(observation.state_key), [str(choice) for choice in observation.choices]]
+    plain: list[object] = [str(observation.text), str(observation.state_key), list(map(str, observation.choices))]
+    return plain if not observation.images else [*plain, [b64encode(image).decode() for image in observation.images]]
 
 
-def _observation(text: str, state_key: str, choices: list[str]) -> Observation:
-    return Observation(text, state_key, tuple(choices))
+def _observation(text: str, state_key: str, choices: list[str], images: Sequence[str] = ()) -> Observation:
+    return Observation(text, state_key, tuple(choices), tuple(map(b64decode, images)))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import chain
 
 import torch
 
-from spear_rl.engines.base import Batch
-from spear_rl.types import Completion, Trajectory
+from spear_rl.engines.base import Batch, ImageBatch
+from spear_rl.types import Completion, Trajectory, Turn
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Row:
 
     ids: list[int] = field(default_factory=list)
     answers: list[_Answer] = field(default_factory=list)
+    images: tuple[bytes, ...] = ()
 
 
 def rows(trajectory: Trajectory, turn_advantages: Sequence[float], dropped: Sequence[str] | None = None) -> list[Row]:
@@ -43,13 +44,19 @@ def rows(trajectory: Trajectory, turn_advantages: Sequence[float], dropped: Sequ
     out: list[Row] = []
     reasons = dropped or [""] * len(trajectory.turns)
     for turn, advantage, reason in zip(trajectory.turns, turn_advantages, reasons, strict=True):
-        if not out or turn.prompt_ids[: len(out[-1].ids)] != out[-1].ids:
+        if not out or not _extends(turn, out[-1]):
             out.append(Row())
         row = out[-1]
+        row.images = turn.images
         row.ids += turn.prompt_ids[len(row.ids) :]
         row.answers.append(_Answer(len(row.ids), turn.completion, advantage, not reason))
         row.ids += turn.completion.token_ids
     return [row for row in out if any(answer.trains and answer.completion.token_ids for answer in row.answers)]
+
+
+def _extends(turn: Turn, row: Row) -> bool:
+    """Whether a turn's prompt begins with the row; the same placeholder tokens may stand for other pictures."""
+    return turn.prompt_ids[: len(row.ids)] == row.ids and turn.images[: len(row.images)] == row.images
 
 
 def collate(
@@ -82,10 +89,14 @@ def collate(
         advantages = advantages * torch.tensor(list(chain.from_iterable(weights)))
     old = torch.tensor(list(chain.from_iterable(answer.completion.logprobs for _, answer in answers)))
     trains = torch.tensor([answer.trains for _, answer in answers]).repeat_interleave(sizes)
-    return Batch(
+    batch = Batch(
         input_ids=input_ids,
         attention=attention,
         mask=torch.zeros(attention.shape, dtype=torch.bool).index_put(place, trains),
         old_logprobs=torch.zeros(attention.shape).index_put(place, old),
         advantages=torch.zeros(attention.shape).index_put(place, advantages),
     )
+    if not any(row.images for row in flat):
+        return batch
+    tensors = {f.name: getattr(batch, f.name) for f in fields(Batch)}
+    return ImageBatch(**tensors, images=tuple(row.images for row in flat))

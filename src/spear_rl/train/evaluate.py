@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
-from spear_rl.types import Group, Trajectory
+from spear_rl.types import Group, Metrics, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,10 @@ class Evaluation:
     """Task id -> share of its episodes that succeeded."""
     stops: dict[str, int] = field(default_factory=dict)
     """Why episodes ended -> how many."""
+    metrics: Metrics = field(default_factory=dict)
+    """The task's other measures -> their means."""
+    counts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Task id -> (episodes that succeeded, episodes played); not part of what is written."""
 
     @property
     def rate(self) -> dict[str, float]:
@@ -39,7 +43,7 @@ class Evaluation:
         return {"success": self.success, "low": self.low, "high": self.high, "episodes": self.episodes}
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "counts"}
 
 
 def evaluation(groups: Sequence[Group]) -> Evaluation:
@@ -62,7 +66,15 @@ def evaluation(groups: Sequence[Group]) -> Evaluation:
         by_family={name: _rate(members) for name, members in sorted(families.items()) if members},
         solved={g.task_id: fmean(t.success for t in g.trajectories) for g in groups if g.trajectories},
         stops={str(reason): count for reason, count in sorted(Counter(t.stop for t in played).items())},
+        metrics=mean_measures(played),
+        counts={g.task_id: (sum(t.success for t in g.trajectories), len(g.trajectories)) for g in groups},
     )
+
+
+def mean_measures(played: Sequence[Trajectory]) -> Metrics:
+    """The mean of every measure that some episode has; one that ended before its first turn has earned 0."""
+    names = sorted({name for t in played for name in t.metrics})
+    return {name: fmean(t.metrics.get(name, 0.0) for t in played) for name in names}
 
 
 def merged(rounds: Sequence[Sequence[Group]]) -> list[Group]:
@@ -77,7 +89,7 @@ def merged(rounds: Sequence[Sequence[Group]]) -> list[Group]:
     ]
 
 
-def wilson_interval(successes: int, trials: int, *, z: float = 1.959963984540054) -> tuple[float, float]:
+def wilson_interval(successes: float, trials: float, *, z: float = 1.959963984540054) -> tuple[float, float]:
     """The 95 % interval of a success rate; honest near 0 and 1, where the plain one is not."""
     if trials == 0:
         return 0.0, 1.0

@@ -15,6 +15,7 @@ import torch
 from spear_rl.algorithms.base import Algorithm
 from spear_rl.engines.base import Engine, Term
 from spear_rl.train.collate import collate
+from spear_rl.train.evaluate import mean_measures
 from spear_rl.types import Group, Metrics
 
 CollectFn = Callable[[int], list[Group]]
@@ -103,6 +104,7 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
             "rollout/failed_episodes": float(sum(group.num_failed for group in groups)),
         }
         | {f"rollout/stop_{stop}": stops[stop] / len(played) for stop in stops}
+        | {f"rollout/{name}": mean for name, mean in mean_measures(played).items()}
     )
 
 

@@ -1,0 +1,142 @@
+"""Sokoban: levels generated from seeds, or Boxoban's; shown as text, as a picture, or as both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+
+from spear_rl.envs.sokoban.boxoban import SETS, boxoban_entries, boxoban_level
+from spear_rl.envs.sokoban.env import SokobanEnv, View
+from spear_rl.envs.sokoban.experts import DEMONSTRATORS
+from spear_rl.envs.sokoban.generator import LEVELS, Shape, generated_level
+from spear_rl.envs.sokoban.grid import LEGEND
+from spear_rl.envs.sokoban.panel import SPLITS, panel_seeds
+from spear_rl.envs.sokoban.picture import png, require_pillow
+from spear_rl.envs.sokoban.rules import Level
+from spear_rl.rollout.env import Task
+
+__all__ = ["DEMONSTRATORS", "LEVELS", "OBSERVATIONS", "PROMPTS", "SETS", "SPLITS", "SokobanEnv", "tasks"]
+
+OBSERVATIONS = ("text", "image", "both")
+GRIDS: tuple[View, ...] = ("spaced", "compact", "words")
+
+_GAME = (
+    "You play Sokoban: push every box onto a target. You walk up, down, left or right, and push a box by walking into "
+    "it; boxes cannot be pulled, nor pushed into a wall or another box. "
+)
+_SYMBOLS = f"In the room shown, the symbols mean: {LEGEND}. "
+_COLOURS = (
+    "In the picture, brown bricks are walls, red rings are targets, yellow boxes still have to be moved, "
+    "green ones are on a target, and the blue figure is you. "
+)
+PROMPTS = {
+    "paper": (
+        "First reason step by step about the room within <think> </think>. "
+        "Then give exactly one move (up, down, left or right) within <action> </action>."
+    ),
+    "short": "Answer <action>up</action>, <action>down</action>, <action>left</action> or <action>right</action>.",
+}
+"""How the policy is asked to answer: with thoughts, or in a few words for a small model, without."""
+
+
+def tasks(
+    split: str = "train",
+    *,
+    level: str = "easy",
+    width: int = 0,
+    height: int = 0,
+    num_boxes: int = 0,
+    min_pushes: int = 0,
+    max_pushes: int = 0,
+    boxoban: str = "",
+    data: str = "",
+    observation: str = "text",
+    grid: View = "spaced",
+    tile: int = 28,
+    prompt: str = "paper",
+    expert: str = "optimal",
+    max_tasks: int | None = None,
+) -> Sequence[Task]:
+    """The panel of a split, in a fixed order.
+
+    `level` names a shape, of which width, height, num_boxes and the pushes that are needed can be changed; or `boxoban`
+    names a set of Boxoban's levels.
+    """
+    _check("split", split, SPLITS)
+    _check("observation", observation, OBSERVATIONS)
+    _check("grid", grid, GRIDS)
+    _check("prompt", prompt, PROMPTS)
+    _check("expert", expert, DEMONSTRATORS)
+    if observation != "text":
+        require_pillow()
+        if not 4 <= tile <= 256:
+            raise ValueError(f"tile is 4 to 256 pixels, not {tile}")
+    if boxoban:
+        _check("boxoban set", boxoban, SETS)
+        named = [
+            (entry.id, boxoban, partial(boxoban_level, entry.path, entry.number))
+            for entry in boxoban_entries(boxoban, split, data=data, max_levels=max_tasks)
+        ]
+    else:
+        _check("level", level, LEVELS)
+        shape = _shape(level, width, height, num_boxes, min_pushes, max_pushes)
+        kind = level
+        if shape != LEVELS[level]:
+            kind += f"-{shape.width}x{shape.height}-{shape.num_boxes}-{min(shape.pushes)}to{max(shape.pushes)}"
+        named = [
+            (
+                f"sokoban/{kind}/{split}/{number:05d}",
+                f"{shape.pushes[seed % len(shape.pushes)]:02d}_pushes",
+                partial(_generated, shape, seed),
+            )
+            for number, seed in enumerate(panel_seeds(shape, split)[:max_tasks])
+        ]
+    seen = "" if observation == "image" or grid == "words" else _SYMBOLS
+    seen += "" if observation == "text" else _COLOURS
+    return tuple(
+        Task(
+            id=name,
+            make_env=partial(_env, make_level, observation, grid, tile),
+            family=family,
+            instructions=_GAME + seen + PROMPTS[prompt],
+            answer_format="<action>{action}</action>",
+            demonstrate=partial(_demonstration, make_level, expert),
+        )
+        for name, family, make_level in named[:max_tasks]
+    )
+
+
+def _shape(level: str, width: int, height: int, num_boxes: int, min_pushes: int, max_pushes: int) -> Shape:
+    """A named shape with what is not 0 changed."""
+    known = LEVELS[level]
+    pushes = known.pushes
+    if min_pushes or max_pushes:
+        low = min_pushes or min(min(pushes), max_pushes)
+        pushes = tuple(range(low, (max_pushes or max(max(pushes), low)) + 1))
+    return replace(
+        known,
+        width=width or known.width,
+        height=height or width or known.height,
+        num_boxes=num_boxes or known.num_boxes,
+        pushes=pushes,
+    )
+
+
+def _env(make_level: partial[Level], observation: str, grid: View, tile: int) -> SokobanEnv:
+    picture = None if observation == "text" else partial(png, tile=tile)
+    return SokobanEnv(make_level(), view="none" if observation == "image" else grid, picture=picture)
+
+
+def _demonstration(make_level: partial[Level], expert: str, seed: int) -> list[str]:
+    return DEMONSTRATORS[expert](make_level(), seed)
+
+
+@lru_cache(maxsize=4096)
+def _generated(shape: Shape, seed: int) -> Level:
+    return generated_level(shape, seed)
+
+
+def _check(what: str, name: str, known: Iterable[str]) -> None:
+    if name not in known:
+        raise ValueError(f"unknown {what} {name!r}: there is {', '.join(known)}")

@@ -1,0 +1,115 @@
+"""Boxoban's levels (10 x 10, four boxes), read from the files that their authors publish; none of them is shipped.
+
+Expects the folders of github.com/google-deepmind/boxoban-levels: unfiltered/{train,valid,test}, medium/{train,valid}
+and hard, each with text files of up to a thousand levels.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from spear_rl.envs.sokoban.grid import content_hash, read_level
+from spear_rl.envs.sokoban.panel import content_split
+from spear_rl.envs.sokoban.rules import Level, is_solved
+from spear_rl.errors import ConfigError
+
+SETS: dict[str, dict[str, tuple[str, ...]]] = {
+    "unfiltered": {"unfiltered/train": ("train",), "unfiltered/valid": ("validation",), "unfiltered/test": ("test",)},
+    "medium": {"medium/train": ("train",), "medium/valid": ("validation", "test")},
+    "hard": {"hard": ("train", "validation", "test")},
+}
+"""For every set its folders and the splits their levels go to; where there are several, the content decides."""
+
+_HEAD = re.compile(r"^;[^\n]*\n", re.MULTILINE)
+
+
+class Entry(NamedTuple):
+    """One level of a panel."""
+
+    id: str
+    """boxoban/unfiltered/test/000/017: the same on every machine."""
+    path: str
+    number: int
+    """Its place in the file."""
+
+
+def boxoban_entries(set_name: str, split: str, *, data: str = "", max_levels: int | None = None) -> list[Entry]:
+    """The levels of a split, by file and number. A level that the published sets have twice stays in one split only.
+
+    Args:
+        data: the folder, instead of $BOXOBAN_DATA.
+        max_levels: stop reading after so many.
+    """
+    base = data_folder(data)
+    # Test comes before validation, and validation before train: what is held out stays held out.
+    held_out: set[str] = set()
+    for other in ("test", "validation")[: {"test": 0, "validation": 1, "train": 2}[split]]:
+        held_out.update(text for _, _, text in _texts(base, set_name, other))
+    entries: list[Entry] = []
+    for path, number, text in _texts(base, set_name, split):
+        if max_levels is not None and len(entries) >= max_levels:
+            break
+        if text not in held_out:
+            name = path.relative_to(base).with_suffix("").as_posix()
+            entries.append(Entry(f"boxoban/{name}/{number:03d}", str(path), number))
+    return entries
+
+
+def data_folder(data: str = "") -> Path:
+    """Where the levels are; says what to do if there are none."""
+    given = data or os.environ.get("BOXOBAN_DATA", "")
+    if not given:
+        raise ConfigError(
+            "Boxoban's levels are not shipped: get github.com/google-deepmind/boxoban-levels and set BOXOBAN_DATA or "
+            "task.options.data to its folder"
+        )
+    # Absolute, since a worker process may run in another folder.
+    base = Path(os.path.abspath(os.path.expanduser(given)))
+    if not base.is_dir():
+        raise ConfigError(f"Boxoban's levels: there is no folder {base}; set BOXOBAN_DATA or task.options.data")
+    return base
+
+
+def boxoban_level(path: str, number: int) -> Level:
+    """The level at a place in a file."""
+    try:
+        level = read_level(_levels_in(path)[number])
+    except (OSError, UnicodeDecodeError, IndexError, ValueError) as error:
+        raise ConfigError(f"{path}: level {number} cannot be read: {error}") from error
+    if is_solved(level.room, level.start):
+        raise ConfigError(f"{path}: level {number} is solved before it starts")
+    return level
+
+
+def _texts(base: Path, set_name: str, split: str) -> Iterator[tuple[Path, int, str]]:
+    """(file, number, text) of the levels that the files put into a split."""
+    for folder, splits in SETS[set_name].items():
+        if split not in splits:
+            continue
+        paths = sorted((base / folder).glob("*.txt"))
+        if not paths:
+            raise ConfigError(f"Boxoban's levels: {base / folder} has no level files (*.txt)")
+        for path in paths:
+            for number, text in enumerate(_levels_in(str(path))):
+                if len(splits) == 1 or _content_split(text, splits) == split:
+                    yield path, number, text
+
+
+def _content_split(text: str, splits: tuple[str, ...]) -> str:
+    content = content_hash(text)
+    return content_split(content) if "train" in splits else splits[int(content[:8], 16) % len(splits)]
+
+
+@lru_cache(maxsize=64)
+def _levels_in(path: str) -> tuple[str, ...]:
+    """The levels of a file, each a text without the line `; number` above it."""
+    try:
+        text = Path(path).read_text(encoding="utf-8").replace("\r\n", "\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    return tuple(level for part in _HEAD.split(text) if (level := part.strip("\n")))

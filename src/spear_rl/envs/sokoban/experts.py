@@ -1,0 +1,68 @@
+"""Demonstrations: a level and a seed in, the moves of one episode out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from spear_rl.envs.household.dice import Dice
+from spear_rl.envs.sokoban.rules import DIRECTIONS, Level, is_solved, moved
+from spear_rl.envs.sokoban.solver import solution
+
+Expert = Callable[[Level, int], list[str]]
+
+QUICK_WEIGHT = 5.0
+
+
+def optimal_moves(level: Level, seed: int = 0) -> list[str]:
+    """A solution with the fewest moves; the same for every seed."""
+    return _named(_solved(level))
+
+
+def quick_moves(level: Level, seed: int = 0) -> list[str]:
+    """A solution that is found a hundred times as fast and is at most five times as long; hardly ever much longer."""
+    return _named(_solved(level, weight=QUICK_WEIGHT))
+
+
+def hasty_moves(level: Level, seed: int = 0, *, leaves: float = 0.3, errs: float = 0.15) -> list[str]:
+    """Knows the way but moves before it looks: now and then somewhere else, and in three episodes of ten it wanders
+    about and leaves. It leaves, too, when it has pushed a box to where it cannot come back from.
+
+    Who imitates it has seen mistakes and how to go on after them, and has much to improve on.
+    """
+    dice, state = Dice("hasty", seed), level.start
+    if dice.chance(leaves):
+        return [dice.choice(DIRECTIONS) for _ in range(dice.between(2, 6))]
+    moves: list[str] = []
+    plan = _solved(level)
+    while not is_solved(level.room, state):
+        if dice.chance(errs):
+            direction = dice.below(4)
+            plan = [] if direction != plan[0] else plan[1:]
+        else:
+            direction, plan = plan[0], plan[1:]
+        state, _ = moved(level.room, state, direction)
+        moves.append(DIRECTIONS[direction])
+        if not plan and not is_solved(level.room, state):
+            found = solution(Level(level.room, state))
+            if found is None:
+                return moves
+            plan = found
+    return moves
+
+
+def _solved(level: Level, *, weight: float = 1.0) -> list[int]:
+    found = solution(level, weight=weight)
+    if found is None:
+        raise ValueError("this level cannot be solved")
+    return found
+
+
+def _named(directions: list[int]) -> list[str]:
+    return [DIRECTIONS[direction] for direction in directions]
+
+
+EXPERTS: dict[str, Expert] = {"optimal": optimal_moves, "quick": quick_moves}
+"""Those who always solve it."""
+
+DEMONSTRATORS: dict[str, Expert] = EXPERTS | {"hasty": hasty_moves}
+"""Whom a policy may learn from."""

@@ -1,0 +1,119 @@
+"""Makes levels from a seed by playing backwards: boxes start on their targets and are pulled away from them.
+
+Whatever was pulled can be pushed back, so every level can be solved.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+
+from spear_rl.envs.household.dice import Dice
+from spear_rl.envs.sokoban.rules import WALL, Level, Room, State
+from spear_rl.envs.sokoban.solver import pushes_needed
+
+MAX_ROOMS = 10_000
+"""Rooms tried for one level before its shape is given up as impossible."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the levels of one kind have in common."""
+
+    width: int
+    height: int
+    num_boxes: int
+    pushes: tuple[int, ...]
+    """At least how many pushes a level takes; the levels take turns in these."""
+    floor: tuple[float, float] = (0.55, 0.9)
+    """The share of the inner cells that is floor, at least and at most."""
+
+    def __post_init__(self) -> None:
+        inner = (self.width - 2) * (self.height - 2)
+        if min(self.width, self.height) < 3 or max(self.width, self.height) > 40:
+            raise ValueError(f"a room is 3 to 40 cells wide and high, walls included, not {self.width} x {self.height}")
+        if not 1 <= self.num_boxes <= 12 or 2 * self.num_boxes + 1 > inner * self.floor[0]:
+            raise ValueError(f"{self.num_boxes} boxes do not fit into a room of {self.width} x {self.height}")
+        if not self.pushes or min(self.pushes) < 1:
+            raise ValueError("a level takes at least one push: min_pushes must be 1 or more and at most max_pushes")
+
+
+LEVELS: dict[str, Shape] = {
+    "starter": Shape(6, 6, 1, pushes=(1, 2), floor=(0.75, 1.0)),
+    "easy": Shape(6, 6, 1, pushes=(1, 2, 3, 4)),
+    "medium": Shape(7, 7, 2, pushes=(3, 5, 7, 9)),
+    "hard": Shape(10, 10, 4, pushes=(8, 12, 16, 20)),
+}
+
+
+def generated_level(shape: Shape, seed: int) -> Level:
+    """The level of a seed. Consecutive seeds take turns in the pushes that are needed."""
+    dice = Dice("sokoban", *astuple(shape), seed)
+    wanted = shape.pushes[seed % len(shape.pushes)]
+    for _ in range(MAX_ROOMS):
+        walls = _carved_walls(dice, shape)
+        floor = [cell for cell in range(shape.width * shape.height) if cell not in walls]
+        *targets, player = dice.shuffled(floor)[: shape.num_boxes + 1]
+        room = Room(shape.width, shape.height, walls, frozenset(targets))
+        start = _pulled_apart(dice, room, State(player, room.targets), wanted)
+        if start is not None:
+            return Level(room, start)
+    raise ValueError(
+        f"no room of {shape.width} x {shape.height} with {shape.num_boxes} boxes that takes {wanted} pushes was found: "
+        "lower max_pushes or take a larger room"
+    )
+
+
+def _carved_walls(dice: Dice, shape: Shape) -> frozenset[int]:
+    """Solid rock in which a random walk has left floor, in one piece."""
+    columns, rows = shape.width - 2, shape.height - 2
+    low, high = (round(share * columns * rows) for share in shape.floor)
+    wanted = dice.between(max(low, 2 * shape.num_boxes + 1), max(high, 2 * shape.num_boxes + 1))
+    x, y = dice.below(columns), dice.below(rows)
+    carved = {(x, y)}
+    while len(carved) < wanted:
+        step_x, step_y = dice.choice(((0, -1), (0, 1), (-1, 0), (1, 0)))
+        x, y = min(max(x + step_x, 0), columns - 1), min(max(y + step_y, 0), rows - 1)
+        carved.add((x, y))
+    floor = {(y + 1) * shape.width + x + 1 for x, y in carved}
+    return frozenset(cell for cell in range(shape.width * shape.height) if cell not in floor)
+
+
+def _pulled_apart(dice: Dice, room: Room, end: State, wanted: int) -> State | None:
+    """Pull boxes at random until at least `wanted` pushes are needed; None if that takes too long."""
+    player, boxes = end
+    seen = {boxes}
+    for _ in range(10 * wanted):
+        reached = _reachable(room, player, boxes)
+        pulls = _pulls(room, reached, boxes)
+        # Going where the boxes have not been yet keeps the play from undoing itself.
+        fresh = [pull for pull in pulls if pull[1] not in seen]
+        if not pulls:
+            return None
+        player, boxes = dice.choice(fresh or pulls)
+        seen.add(boxes)
+        if pushes_needed(room, boxes) == wanted:
+            return State(dice.choice(sorted(_reachable(room, player, boxes))), boxes)
+    return None
+
+
+def _pulls(room: Room, reached: frozenset[int], boxes: frozenset[int]) -> list[tuple[int, frozenset[int]]]:
+    """(player, boxes) after every pull that is possible from the cells the player reaches."""
+    found = []
+    for box in sorted(boxes):
+        for direction, stand in enumerate(room.beside[box]):
+            if stand in reached:
+                back = room.beside[stand][direction]
+                if back != WALL and back not in boxes:
+                    found.append((back, boxes - {box} | {stand}))
+    return found
+
+
+def _reachable(room: Room, player: int, boxes: frozenset[int]) -> frozenset[int]:
+    """The cells the player can walk to."""
+    reached, pile, beside = {player}, [player], room.beside
+    while pile:
+        for ahead in beside[pile.pop()]:
+            if ahead != WALL and ahead not in reached and ahead not in boxes:
+                reached.add(ahead)
+                pile.append(ahead)
+    return frozenset(reached)

@@ -1,0 +1,110 @@
+"""Mathematics with a code interpreter: one growing conversation, tool calls in Hermes form, a boxed answer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from functools import lru_cache, partial
+
+from spear_rl.envs.tool_math.answers import Checker, as_integer, integer, normalised
+from spear_rl.envs.tool_math.checker import has_math_verify, math_verify
+from spear_rl.envs.tool_math.env import MAX_TURNS, ToolMathEnv
+from spear_rl.envs.tool_math.experts import DEMONSTRATORS
+from spear_rl.envs.tool_math.generated import LEVELS
+from spear_rl.envs.tool_math.interpreters import open_session
+from spear_rl.envs.tool_math.panel import KNOWN, SPLITS, Entry, Source, entries
+from spear_rl.envs.tool_math.problem import Problem
+from spear_rl.envs.tool_math.prompts import PROMPTS
+from spear_rl.rollout.env import Task
+
+__all__ = ["DEMONSTRATORS", "KNOWN", "LEVELS", "PROMPTS", "SPLITS", "VERIFIERS", "ToolMathEnv", "tasks"]
+
+_log = logging.getLogger(__name__)
+
+VERIFIERS = ("auto", "integer", "math-verify", "exact")
+
+
+def tasks(
+    split: str = "train",
+    *,
+    data: str = "",
+    test_data: str = "",
+    data_folder: str = "",
+    level: str = "small",
+    problem_column: str = "",
+    answer_column: str = "",
+    verifier: str = "auto",
+    prompt: str = "paper",
+    expert: str = "tool",
+    families: Sequence[str] = (),
+    max_turns: int = MAX_TURNS,
+    max_tasks: int | None = None,
+    seconds: float = 5.0,
+    memory_mb: int = 512,
+    output_chars: int = 10_000,
+    backend: str = "auto",
+) -> Sequence[Task]:
+    """The problems of a split, sorted by id; generated ones of a `level` unless `data` names a set or a file."""
+    _check("verifier", verifier, VERIFIERS)
+    _check("prompt", prompt, PROMPTS)
+    _check("expert", expert, DEMONSTRATORS)
+    if max_turns < 1:
+        raise ValueError(f"max_turns must be 1 or more, not {max_turns}")
+    source = Source(data, test_data, data_folder, level, problem_column, answer_column)
+    panel = entries(split, source)
+    known = sorted({entry.problem.family for entry in panel})
+    for family in families:
+        _check("family", family, known)
+    kind = _chosen_verifier(verifier, panel)
+    chosen = [entry for entry in panel if not families or entry.problem.family in families]
+    sandbox = (seconds, memory_mb, output_chars, backend)
+    return tuple(
+        Task(
+            id=entry.id,
+            make_env=partial(tool_math_env, entry.problem, kind, max_turns, sandbox),
+            family=entry.problem.family,
+            instructions=PROMPTS[prompt],
+            demonstrate=partial(DEMONSTRATORS[expert], entry.problem) if entry.problem.code else None,
+            instructions_role="system",
+            unfinished_reward=-1.0,
+        )
+        for entry in chosen[:max_tasks]
+    )
+
+
+def tool_math_env(problem: Problem, verifier: str, max_turns: int, sandbox: tuple[float, int, int, str]) -> ToolMathEnv:
+    """An episode of a problem."""
+    checkers: dict[str, Checker] = {"integer": integer, "exact": normalised}
+    checker = checkers.get(verifier, _lazy_math_verify)
+    return ToolMathEnv(problem, open_session=partial(open_session, *sandbox), checker=checker, max_turns=max_turns)
+
+
+def _lazy_math_verify(gold: str, given: str) -> bool:
+    return math_verify()(gold, given)
+
+
+def _chosen_verifier(verifier: str, panel: Sequence[Entry]) -> str:
+    """auto: integers only where all answers are integers; else math-verify, or without it the text."""
+    if verifier == "math-verify":
+        math_verify()
+    if verifier != "auto":
+        return verifier
+    if all(as_integer(entry.problem.answer) is not None for entry in panel):
+        return "integer"
+    if has_math_verify():
+        return "math-verify"
+    _warn_of_exact()
+    return "exact"
+
+
+@lru_cache(maxsize=1)
+def _warn_of_exact() -> None:
+    _log.warning(
+        "math-verify is not installed (pip install 'spear-rl[math]'): answers that are no integers are compared as "
+        "texts, and some right ones will count as wrong"
+    )
+
+
+def _check(what: str, name: str, known: Iterable[str]) -> None:
+    if name not in known:
+        raise ValueError(f"unknown {what} {name!r}: there is {', '.join(known)}")

@@ -1,0 +1,248 @@
+"""tool_math's problems: files of every kind, the habits of the known sets, and panels that are the same everywhere."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spear_rl.envs import tool_math
+from spear_rl.envs.tool_math import manifest
+from spear_rl.envs.tool_math.columns import distinct, problems_in
+from spear_rl.envs.tool_math.generated import LEVELS
+from spear_rl.envs.tool_math.panel import FOLDER, SPLITS, Source, entries
+from spear_rl.envs.tool_math.problem import Problem
+from spear_rl.errors import MissingExtraError
+
+RECORDED = {
+    "tiny": {"train": "541bb0c97506792c", "validation": "b9a68a361c426f68", "test": "30e0b81c461551a5"},
+    "small": {"train": "d1b9fc4906e671fd", "validation": "7364d3eb92e3ae98", "test": "2e31d140115de910"},
+    "medium": {"train": "c05400f84a0b8127", "validation": "7eed43ea8dd18c60", "test": "2e7cc938f8ef9912"},
+    "hard": {"train": "fa2e0517877f9e9f", "validation": "d77817e29475d31d", "test": "6d9632f4946fdf2a"},
+}
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def rows_of(count: int, *, first: int = 0):
+    return [{"problem": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(first, first + count)]
+
+
+def asked(split: str, **options) -> dict[str, str]:
+    """Question -> id of every problem of a split."""
+    return {entry.problem.text: entry.id for entry in entries(split, Source(**options))}
+
+
+def one(row: dict, **columns: str) -> Problem:
+    [found], _ = problems_in([row], place="here", **columns)
+    return found
+
+
+# Generated problems
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_generated_panels_are_the_recorded_ones(level):
+    found = {split: manifest.manifest_of(split, entries(split, Source(level=level)))["sha256"] for split in SPLITS}
+    assert {split: digest[:16] for split, digest in found.items()} == RECORDED[level]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_code_of_a_generated_problem_prints_its_answer(level, capsys):
+    panel = entries("test", Source(level=level))
+    for entry in panel[:60]:
+        exec(entry.problem.code, {})
+        assert capsys.readouterr().out.strip() == entry.problem.answer
+    assert {entry.problem.family for entry in panel} == set(LEVELS[level])
+
+
+def test_saying_zero_is_right_four_times_in_ten_at_the_tiny_level():
+    answers = [entry.problem.answer for entry in entries("validation", Source(level="tiny"))]
+    assert 0.3 < answers.count("0") / len(answers) < 0.5
+
+
+# Files
+
+
+def test_the_same_problems_come_from_jsonl_json_and_parquet(tmp_path):
+    rows = rows_of(60)
+    lines = write(tmp_path / "set.jsonl", rows)
+    (tmp_path / "set.json").write_text(json.dumps(rows))
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pytest.importorskip("pyarrow").Table.from_pylist(rows)
+    parquet.write_table(table, tmp_path / "set.parquet")
+    for split in SPLITS:
+        expected = asked(split, data=lines)
+        assert asked(split, data=str(tmp_path / "set.json")) == expected
+        assert asked(split, data=str(tmp_path / "set.parquet")) == expected
+
+
+def test_a_hugging_face_dataset_is_read_by_its_splits(tmp_path):
+    pytest.importorskip("datasets")
+    folder = tmp_path / "sums"
+    folder.mkdir()
+    write(folder / "train.jsonl", rows_of(40))
+    write(folder / "test.jsonl", rows_of(5, first=1000))
+    assert set(asked("test", test_data=f"hf:{folder}")) == {row["problem"] for row in rows_of(5, first=1000)}
+    assert {**asked("train", data=f"hf:{folder}"), **asked("validation", data=f"hf:{folder}")}.keys() <= {
+        row["problem"] for row in rows_of(40)
+    }
+    assert set(asked("test", test_data=f"hf:{folder}::train")) == {row["problem"] for row in rows_of(40)}
+    with pytest.raises(ValueError, match="no split 'dev'"):
+        asked("test", test_data=f"hf:{folder}::dev")
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        asked("test", test_data=f"hf:{tmp_path}/nothing")
+
+
+@pytest.mark.parametrize(
+    ("module", "data", "sentence"),
+    [("pyarrow.parquet", "set.parquet", "needs pyarrow"), ("datasets", "hf:owner/name", "needs the package datasets")],
+)
+def test_a_missing_package_is_one_sentence(tmp_path, monkeypatch, module, data, sentence):
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "set.parquet").write_bytes(b"PAR1")
+    with pytest.raises(MissingExtraError, match=sentence):
+        asked("train", data=data)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("a.jsonl", '{"problem": "x", "answer": 1}\n{"problem"', "line 2: not valid JSON"),
+        ("a.jsonl", "[1]\n", "line 1: an object"),
+        ("a.json", '{"problem": "x"}', "a list of problems"),
+        ("a.jsonl", "", "holds no problem"),
+        ("a.jsonl", '{"text": "x", "answer": "1"}\n', "none of the columns problem, question.*the file has: text"),
+        ("a.jsonl", '{"problem": "x", "result": "1"}\n', "answer_column: none of the columns"),
+        ("a.txt", "x", "ends in .jsonl, .json, .parquet"),
+        ("a.parquet", "no parquet", "cannot be read as parquet"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_with_the_reason(tmp_path, name, content, sentence):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=sentence):
+        asked("train", data=str(tmp_path / name))
+
+
+def test_a_missing_file_or_folder_is_one_sentence_that_says_what_to_set(spear, tmp_path, monkeypatch):
+    monkeypatch.delenv(FOLDER, raising=False)
+    for data, words in {"gsm8k": FOLDER, "no/such.jsonl": "there is no file"}.items():
+        code, text = spear("eval", "expert", "--env", "tool_math", "--set", f"task.options.data={data}")
+        assert code == 2
+        assert words in text
+        assert len(text.strip().splitlines()) == 1
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    with pytest.raises(ValueError, match=r"has none of dapo_math_17k\.parquet"):
+        asked("train", data="dapo")
+
+
+# Columns and habits
+
+
+def test_columns_are_found_or_named():
+    assert one({"question": "q", "final_answer": ["3"]}) == Problem("q", "3")
+    assert one({"prompt": "q", "reward_model": {"ground_truth": 7}}) == Problem("q", "7")
+    assert one({"id": "q", "answer": "1", "meta": {"right": 2.0}}, problem="id", answer="meta.right") == Problem(
+        "q", "2"
+    )
+    assert one({"problem": "p", "question": "q", "answer": "1", "subject": "Algebra"}) == Problem("p", "1", "Algebra")
+    with pytest.raises(ValueError, match="problem_column: there is no column 'text'"):
+        one({"problem": "p", "answer": "1"}, problem="text")
+
+
+def test_the_habits_of_the_known_sets_are_known():
+    assert one({"question": "q", "answer": "3 * 400 = <<3*400=1200>>1200\n#### 1,200"}) == Problem("q", "1200")
+    assert one({"problem": "p", "solution": "So $x = \\boxed{\\frac{1}{2}}$."}) == Problem("p", "\\frac{1}{2}")
+    before = (
+        "Solve the following math problem step by step. The last line of your response should be of the form ...\n\n"
+    )
+    after = '\n\nRemember to put your answer on its own line after "Answer:".'
+    chat = [{"role": "user", "content": f"{before}What is\n\n2?{after}"}]
+    assert one({"prompt": chat, "reward_model": {"ground_truth": "2"}}) == Problem("What is\n\n2?", "2")
+
+
+def test_rows_without_question_or_answer_are_left_out_and_said(tmp_path, caplog):
+    path = write(
+        tmp_path / "holes.jsonl", [*rows_of(30), {"problem": "?", "answer": None}, {"problem": "", "answer": 1}]
+    )
+    assert sum(len(asked(split, data=path)) for split in SPLITS) == 30
+    assert "left out 2 rows" in caplog.text
+
+
+def test_copies_count_once_and_copies_that_disagree_not_at_all():
+    kept, num_disputed = distinct(
+        [Problem("a", "1"), Problem(" a\n", "1"), Problem("b", "1"), Problem("b", "2"), Problem("c", "025"),
+         Problem("c", "25")]
+    )  # fmt: skip
+    assert ({problem.text for problem in kept}, num_disputed) == ({"a", "c"}, 1)
+
+
+# Splits
+
+
+@given(st.integers(0, 2**32))
+def test_a_split_does_not_depend_on_the_order_or_the_neighbours_of_a_problem(tmp_path_factory, seed):
+    folder, rng = tmp_path_factory.mktemp("sets"), random.Random(seed)
+    rows = rows_of(80)
+    whole = write(folder / "whole.jsonl", rows)
+    part = write(folder / "part.jsonl", rng.sample(rows, 40))
+    for split in SPLITS:
+        few = {name.rpartition("/")[2] for name in asked(split, data=part).values()}
+        assert few <= {name.rpartition("/")[2] for name in asked(split, data=whole).values()}
+
+
+def test_splits_are_disjoint_complete_and_sorted_by_id(tmp_path):
+    path = write(tmp_path / "set.jsonl", rows_of(300))
+    ids = {split: [entry.id for entry in entries(split, Source(data=path))] for split in SPLITS}
+    assert all(names == sorted(names) for names in ids.values())
+    assert sum(map(len, ids.values())) == len(set().union(*ids.values())) == 300
+    assert 10 < len(ids["validation"]) < 50
+    assert 10 < len(ids["test"]) < 50
+
+
+def test_a_set_of_its_own_is_tested_on_whole_and_never_trained_on(tmp_path):
+    train = write(tmp_path / "train.jsonl", rows_of(200))
+    test = write(tmp_path / "held.jsonl", rows_of(30, first=190))
+    tested, trained = asked("test", data=train, test_data=test), asked("train", data=train, test_data=test)
+    validated = asked("validation", data=train, test_data=test)
+    assert len(tested) == 30
+    assert len(trained) + len(validated) == 190
+    assert not tested.keys() & (trained.keys() | validated.keys())
+
+
+def test_gsm8k_has_a_test_file_of_its_own(tmp_path, monkeypatch):
+    write(tmp_path / "gsm8k_train.jsonl", [{"question": f"q{n}", "answer": f"#### {n}"} for n in range(50)])
+    write(tmp_path / "gsm8k_test.jsonl", [{"question": f"t{n}", "answer": f"#### {n}"} for n in range(5)])
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    assert set(asked("test", data="gsm8k")) == {f"t{n}" for n in range(5)}
+    assert all(text.startswith("q") for text in {**asked("train", data="gsm8k"), **asked("validation", data="gsm8k")})
+    tasks = tool_math.tasks("test", data="gsm8k")
+    assert [task.demonstrate for task in tasks] == [None] * 5
+    assert tasks[0].id.startswith("tool_math/gsm8k-test/")
+
+
+def test_another_machine_has_the_same_manifest_and_a_changed_answer_shows(tmp_path, capsys):
+    path = write(tmp_path / "set.jsonl", rows_of(60))
+    command = [sys.executable, "-m", "spear_rl.envs.tool_math.manifest", "train", "--data", path]
+    there = subprocess.run(command, check=True, capture_output=True, text=True, env={"PYTHONHASHSEED": "7",
+                           "PYTHONPATH": ":".join(sys.path)}).stdout  # fmt: skip
+    (tmp_path / "manifest.json").write_text(there)
+    verify = ["train", "--data", path, "--verify", str(tmp_path / "manifest.json")]
+    assert manifest.main(verify) == 0
+    assert "the same" in capsys.readouterr().out
+    rows = rows_of(60)
+    known = entries("train", Source(data=path))[0].problem
+    for row in rows:
+        row["answer"] = "7" if row["problem"] == known.text else row["answer"]
+    write(tmp_path / "set.jsonl", rows)
+    assert manifest.main(verify) == 1
+    assert "another content" in capsys.readouterr().out
