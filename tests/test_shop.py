@@ -8,6 +8,7 @@ import random
 import re
 import threading
 import time
+from functools import partial
 from html import unescape
 from urllib.parse import urlencode, urlsplit
 
@@ -300,7 +301,9 @@ def test_the_command_serves_a_browser_until_it_is_stopped(cache, tmp_path):
     import sys
 
     command = [sys.executable, "-m", "spear_rl.cli", "shop", f"cache={cache}", "num_products=310", "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    # A shell's background job starts with SIGINT ignored, and hands that on.
+    can_be_stopped = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=can_be_stopped)
     try:
         line = process.stdout.readline()
         address = re.search(r"http://127\.0\.0\.1:\d+/", line)[0]

@@ -271,10 +271,10 @@ def test_demonstrations_of_every_expert_fit_the_environment() -> None:
         assert check_environment(sokoban.tasks("train", level="medium", expert=expert, max_tasks=4)) == []
 
 
-def test_the_hasty_expert_errs_and_leaves_and_still_often_solves() -> None:
+def test_the_hasty_expert_errs_and_still_mostly_solves() -> None:
     levels = [generated_level(LEVELS["easy"], seed) for seed in range(200)]
     solved = [solved_by(level, hasty_moves(level, seed)) for seed, level in enumerate(levels)]
-    assert 0.4 < sum(solved) / len(solved) < 0.75
+    assert 0.6 < sum(solved) / len(solved) < 0.97
     longer = [
         len(hasty_moves(level, seed)) - len(optimal_moves(level)) for seed, level in enumerate(levels) if solved[seed]
     ]
@@ -354,11 +354,10 @@ def test_a_shape_that_cannot_be_is_given_up() -> None:
 
 def test_a_room_can_be_told_in_a_few_words() -> None:
     env = sokoban.SokobanEnv(read_level("######\n#----#\n#-$-.#\n#---@#\n######"), view="words")
-    assert env.reset().text == (
-        "box 1 up 2 left, target 2 right of it, beside it floor floor floor floor; beside you target wall floor wall"
-    )
-    assert env.step("right").observation.text.startswith("A wall is in the way: nothing moves.\nbox 1 up")
-    assert env.step("up").observation.text.startswith("You walk up.\nbox 2 left, target 2 right of it, ")
+    assert env.reset().text == "box up1 left2 target up0 right2 beside target wall floor wall"
+    bumped = env.step("right").observation.text
+    assert bumped == "nothing moves\nbox up1 left2 target up0 right2 beside target wall floor wall"
+    assert env.step("up").observation.text == "box up0 left2 target up0 right2 beside floor floor floor wall"
 
 
 def test_instructions_explain_what_is_shown() -> None:

@@ -351,7 +351,7 @@ def test_every_level_is_a_sound_panel_whose_tasks_pickle(level):
 def test_the_careless_demonstrator_seldom_calls_and_the_other_always_does():
     tasks = tool_math.tasks("train", level="tiny", expert="careless", max_tasks=400)
     said = [task.demonstrate(number) for number, task in enumerate(tasks)]
-    assert 0.1 < sum(len(actions) == 2 for actions in said) / len(said) < 0.2
+    assert 0.15 < sum(len(actions) == 2 for actions in said) / len(said) < 0.35
     assert said == [task.demonstrate(number) for number, task in enumerate(tasks)]
     assert all(len(t.demonstrate(0)) == 2 for t in tool_math.tasks("train", level="small", max_tasks=50))
 

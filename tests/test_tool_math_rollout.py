@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from spear_rl.engines.tiny import tiny_tokenizer
 from spear_rl.envs import tool_math
 from spear_rl.envs.tool_math.calls import call_text
 from spear_rl.rollout import ChatRenderer, collect_groups
+from spear_rl.rollout.elsewhere import tasks_elsewhere
 from spear_rl.rollout.pool import Pool
 from spear_rl.testing import check_tasks
 from spear_rl.train.collate import collate
@@ -154,6 +156,24 @@ def test_the_small_presets_have_problems_and_demonstrations_for_them(preset):
     assert all(task.demonstrate(0) for task in panel[:20])
     assert config.rollout.max_turns == config.task.options["max_turns"]
     assert config.algorithm.imitation.require_tool
+
+
+@pytest.mark.slow
+def test_the_tiny_preset_trains_from_end_to_end_with_the_real_sandbox(spear, tmp_path):
+    small = ["sft.episodes=40", "run.steps=2", "eval.tasks=4", "rollout.num_tasks=2", "rollout.group_size=4"]
+    code, text = spear("train", "math-tiny", f"run.dir={tmp_path / 'run'}", *small)
+    assert code == 0, text
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["rollout/episodes"] for row in rows] == [8.0, 8.0]
+    assert all(-1.0 <= row["rollout/reward"] <= 1.0 and row["rollout/failed_episodes"] == 0 for row in rows)
+    evals = [json.loads(line) for line in (tmp_path / "run" / "eval.jsonl").read_text().splitlines()]
+    assert set(evals[-1]["metrics"]) == {"tool_turns"}
+
+
+def test_tasks_from_another_virtual_environment_keep_their_role_and_their_price():
+    [task, *_] = tasks_elsewhere("test", python=sys.executable, name="spear_rl.envs.tool_math:tasks", level="tiny")
+    assert (task.instructions_role, task.unfinished_reward) == ("system", -1.0)
+    assert task.make_env().reset().text.endswith("=?")
 
 
 # mean@k and pass@k

@@ -77,6 +77,7 @@ class SokobanEnv:
             text = spaced(grid)
         elif self._view == "words":
             text = described(self._level.room, self._state)
+            told = "nothing moves" if told.endswith("nothing moves.") else ""  # where things are says the rest
         elif self._view == "none":
             text = ""
         text = "\n".join(part for part in (told, text) if part)

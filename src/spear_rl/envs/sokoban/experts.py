@@ -23,15 +23,12 @@ def quick_moves(level: Level, seed: int = 0) -> list[str]:
     return _named(_solved(level, weight=QUICK_WEIGHT))
 
 
-def hasty_moves(level: Level, seed: int = 0, *, leaves: float = 0.3, errs: float = 0.15) -> list[str]:
-    """Knows the way but moves before it looks: now and then somewhere else, and in three episodes of ten it wanders
-    about and leaves. It leaves, too, when it has pushed a box to where it cannot come back from.
+def hasty_moves(level: Level, seed: int = 0, *, errs: float = 0.2) -> list[str]:
+    """Knows the way, but one move in five goes anywhere. Leaves when a box is where it cannot come back from.
 
-    Who imitates it has seen mistakes and how to go on after them, and has much to improve on.
+    Who imitates it has seen walls walked into, other mistakes, and how to go on after them.
     """
     dice, state = Dice("hasty", seed), level.start
-    if dice.chance(leaves):
-        return [dice.choice(DIRECTIONS) for _ in range(dice.between(2, 6))]
     moves: list[str] = []
     plan = _solved(level)
     while not is_solved(level.room, state):

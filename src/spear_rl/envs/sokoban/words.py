@@ -1,6 +1,7 @@
-"""A state in a few words, for models too small to read a grid: where things are, seen from the player.
+"""A state in a few words, for models too small to read a grid: where boxes and targets are, seen from the player.
 
-What is not beside the player or a box is left out, so it is not all there is to know; the grid is.
+Of walls only those beside the player are told, so it is not all there is to know; the grid is. Every state of a room has
+the same number of words: what stands where is then a matter of counting.
 """
 
 from __future__ import annotations
@@ -9,18 +10,18 @@ from spear_rl.envs.sokoban.rules import WALL, Room, State
 
 
 def described(room: Room, state: State) -> str:
-    """For example, with one box one row up and two columns left of the player:
+    """For example, with a box one row up and two columns left of the player, and a target three columns right of it:
 
-    box 1 up 2 left, target 3 right of it, beside it floor floor wall you; beside you floor wall floor floor
+    box up1 left2 target up0 right3 beside floor wall floor floor
 
-    What is beside something is listed up, down, left, right; a box's target is the nearest one.
+    A box's target is the nearest one; what is beside the player is listed up, down, left, right.
     """
     boxes = (
-        f"box {_way(room, state.player, box)}, target {_way(room, box, _nearest(room, box))} of it, "
-        f"beside it {_around(room, state, box)}"
+        f"box {_way(room, state.player, box)} target {_way(room, box, _nearest(room, box))}"
         for box in sorted(state.boxes)
     )
-    return "; ".join([*boxes, f"beside you {_around(room, state, state.player)}"])
+    around = (_name(room, state, cell) for cell in room.beside[state.player])
+    return " ".join([*boxes, "beside", *around])
 
 
 def _nearest(room: Room, box: int) -> int:
@@ -29,19 +30,10 @@ def _nearest(room: Room, box: int) -> int:
 
 
 def _way(room: Room, start: int, end: int) -> str:
-    """How to get from a cell to another: `1 up 2 left`; `here` if it is the same one."""
+    """How far it is from one cell to another: rows, then columns."""
     down = end // room.width - start // room.width
     right = end % room.width - start % room.width
-    steps = []
-    if down:
-        steps.append(f"{abs(down)} {'down' if down > 0 else 'up'}")
-    if right:
-        steps.append(f"{abs(right)} {'right' if right > 0 else 'left'}")
-    return " ".join(steps) or "here"
-
-
-def _around(room: Room, state: State, cell: int) -> str:
-    return " ".join(_name(room, state, other) for other in room.beside[cell])
+    return f"{'down' if down > 0 else 'up'}{abs(down)} {'right' if right > 0 else 'left'}{abs(right)}"
 
 
 def _name(room: Room, state: State, cell: int) -> str:
@@ -49,6 +41,4 @@ def _name(room: Room, state: State, cell: int) -> str:
         return "wall"
     if cell in state.boxes:
         return "box"
-    if cell == state.player:
-        return "you"
     return "target" if cell in room.targets else "floor"

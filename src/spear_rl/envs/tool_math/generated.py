@@ -17,13 +17,13 @@ Maker = Callable[[Dice], tuple[str, int, str]]
 
 def quick_remainder(dice: Dice) -> tuple[str, int, str]:
     """In symbols, for a model that has read nothing else, and too much for its head."""
-    a, b, m = dice.between(10, 99), dice.between(10, 99), dice.between(10, 99)
+    a, b, m = dice.between(10, 49), dice.between(10, 49), dice.between(10, 49)
     return f"{a}*{b}%{m}=?", a * b % m, f"print({a}*{b}%{m})"
 
 
 def quick_zero(dice: Dice) -> tuple[str, int, str]:
     """The same with a zero in it, which needs no tool."""
-    a, m, is_first = dice.between(10, 99), dice.between(10, 99), dice.chance(0.5)
+    a, m, is_first = dice.between(10, 49), dice.between(10, 49), dice.chance(0.5)
     text = f"0*{a}%{m}" if is_first else f"{a}*0%{m}"
     return f"{text}=?", 0, f"print({text})"
 
