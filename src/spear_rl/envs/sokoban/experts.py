@@ -23,8 +23,8 @@ def quick_moves(level: Level, seed: int = 0) -> list[str]:
     return _named(_solved(level, weight=QUICK_WEIGHT))
 
 
-def hasty_moves(level: Level, seed: int = 0, *, errs: float = 0.2) -> list[str]:
-    """Knows the way, but one move in five goes anywhere. Leaves when a box is where it cannot come back from.
+def hasty_moves(level: Level, seed: int = 0, *, errs: float = 0.1) -> list[str]:
+    """Knows the way, but one move in ten goes anywhere. Leaves when a box is where it cannot come back from.
 
     Who imitates it has seen walls walked into, other mistakes, and how to go on after them.
     """

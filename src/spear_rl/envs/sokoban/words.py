@@ -1,7 +1,7 @@
 """A state in a few words, for models too small to read a grid: where boxes and targets are, seen from the player.
 
-Of walls only those beside the player are told, so it is not all there is to know; the grid is. Every state of a room has
-the same number of words: what stands where is then a matter of counting.
+Of walls only those beside the player are told, so it is not all there is to know; the grid is. Every state of a room
+has the same number of words: what stands where is then a matter of counting.
 """
 
 from __future__ import annotations

@@ -87,5 +87,6 @@ def _hugging_face(source: str, split: str) -> list[Row]:
     names = list(found)
     chosen = own_split or (split if split in names else names[0] if len(names) == 1 else "")
     if chosen not in names:
-        raise ValueError(f"{source} has no split {chosen or split!r} (there is {', '.join(names)}): {HUGGING_FACE}...")
+        there = ", ".join(names)
+        raise ValueError(f"{source} has no split {chosen or split!r} (there is {there}): name one after the config's :")
     return list(found[chosen])
