@@ -87,4 +87,6 @@ def _smollm2() -> tuple[Any, Any]:
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.load_state_dict(loaded.state_dict())
     model.tie_weights()
+    # Some versions of transformers read another end token from the file than the model was trained with.
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_id)
     return model, tokenizer
