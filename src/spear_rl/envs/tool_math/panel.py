@@ -93,7 +93,8 @@ def _generated(split: str, level: str) -> tuple[Entry, ...]:
 
 
 def _named(name: str, problems: Sequence[Problem]) -> tuple[Entry, ...]:
-    return tuple(sorted(Entry(f"tool_math/{name}/{p.content_hash()[:16]}", p) for p in problems))
+    named = (Entry(f"tool_math/{name}/{problem.content_hash()[:16]}", problem) for problem in problems)
+    return tuple(sorted(named, key=lambda entry: entry.id))
 
 
 def _set_name(data: str) -> str:
@@ -109,12 +110,12 @@ def _file_problems(data: str, source: Source, split: str) -> tuple[Problem, ...]
     stamp = 0
     if not place.startswith(HUGGING_FACE):
         place = os.path.abspath(os.path.expanduser(place))
-        stamp = os.stat(place).st_mtime_ns if os.path.exists(place) else 0
         if not os.path.isfile(place):
             known = ", ".join(KNOWN)
             raise ValueError(
                 f"data: there is no file {place}; give a .jsonl, .json or .parquet file, or one of {known}"
             )
+        stamp = os.stat(place).st_mtime_ns
     return _loaded(place, split, source.problem_column, source.answer_column, stamp)
 
 
