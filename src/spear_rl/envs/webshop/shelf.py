@@ -16,7 +16,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from spear_rl.envs.alfworld.store import cache_folder, store, stored
 from spear_rl.envs.webshop.catalogue import SEED, Entry, generated_entries
 from spear_rl.envs.webshop.extra import package
 from spear_rl.envs.webshop.files import DataError, Files, read_entries
@@ -25,6 +24,7 @@ from spear_rl.envs.webshop.product import Goal, Product
 from spear_rl.envs.webshop.reading import product_of, usable
 from spear_rl.envs.webshop.search import Index, write_index
 from spear_rl.envs.webshop.tiny import tiny_entries
+from spear_rl.store import cache_folder, store, stored
 
 FORMAT = 1
 """To be raised whenever a folder's content changes in shape or meaning, the generator's words included."""
