@@ -154,9 +154,11 @@ class Workers:
 
     def __init__(self, queue: Queue) -> None:
         self._queue, self._dispatch_info = queue, {"actor": [0, 1]}
+        self.num_calls = 0
 
     def compute_log_prob(self, batch) -> None:
         assert len(batch.keys) % 2 == 0
+        self.num_calls += 1
         for key in batch.keys:
             self._queue.rows[key]["log_probs"] = scores(len(self._queue.rows[key]["input_ids"]))
 
@@ -261,6 +263,7 @@ def test_verl_trains_on_the_rows_the_cores_step_trains_on(monkeypatch, name, cha
         told = {key: value for key, value in found.items() if not key.startswith("time/")}
         assert {key: metrics[f"spear/{key}"] for key in told} == pytest.approx(told, abs=1e-6)
         assert metrics["spear/replay/fired"] == (step > 0)
+        assert verl.actor_rollout_wg.num_calls == step, "replay is scored once a step, whatever the mini-batches"
         fractions.append(metrics.get("spear/replay/covariance_clip_fraction", 0.0))
     assert any(fractions)
     assert not [key for key in queue.rows if key.startswith("spear")]

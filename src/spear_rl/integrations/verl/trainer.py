@@ -5,6 +5,7 @@ import pickle
 import random
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,9 +59,8 @@ class SpearTrainer(PPOTrainerSync):  # type: ignore[misc]
             return super()._update_actor(batch, metrics)
         updates: list[list[Term]] = []
         train = partial(self._train, updates, batch, super()._update_actor, metrics)
-        clipped = partial(self._clipped, metrics)
         engine: Any = SimpleNamespace(pad_id=0, sync=lambda: updates and train())
-        engine.update = lambda own: updates.append([*map(clipped, own)]) or {}  # type: ignore[func-returns-value]
+        engine.update = lambda own: updates.append(own) or {}  # type: ignore[func-returns-value]
         num_tasks, mini = self.config.data.train_batch_size, self.config.actor_rollout_ref.actor.ppo_mini_batch_size
         step = partial(train_step, self.global_steps - 1, algorithm=self._algorithm, engine=engine, rng=self._rng)
         found = step(collect=partial(self._played, batch), num_minibatches=num_tasks // mini)
@@ -100,27 +100,25 @@ class SpearTrainer(PPOTrainerSync):  # type: ignore[misc]
         tq.kv_batch_put(keys=keys, partition_id="spear", fields=list_of_dict_to_tensordict(placed), tags=tags)
         return tq.KVBatchMeta(keys, tags, "spear", [*placed[0]]), share * dp
 
-    def _clipped(self, metrics: dict[str, Any], term: Term) -> Term:
-        """Covariance clipping of replay, by the log-probabilities of the policy as it is before the step's updates."""
-        if term.name != "replay" or not terms.keeps(term):
-            return term
-        told, _ = self._stored([[term]])
+    def _scores(self, replayed: Sequence[Term]) -> list[torch.Tensor]:
+        """Log-probabilities of the terms' rows by the policy as it is before the step's updates."""
+        told, _ = self._stored([replayed])
         temperature = self.config.actor_rollout_ref.rollout.temperature
         told.extra_info = {"calculate_entropy": False, "compute_loss": False, "temperature": temperature}
         self.actor_rollout_wg.compute_log_prob(told)
-        own = {"keys": told.keys, "partition_id": told.partition_id}
-        scored = tq.kv_batch_get(**own, select_fields=["log_probs"])["log_probs"]
-        tq.kv_clear(**own)
-        now = torch.zeros_like(term.batch.advantages)
-        for row, logprobs in zip(now, scored.unbind(), strict=False):
+        place = {"keys": told.keys, "partition_id": told.partition_id}
+        found = tq.kv_batch_get(**place, select_fields=["log_probs"])["log_probs"].unbind()
+        tq.kv_clear(**place)
+        scores = [torch.zeros_like(term.batch.advantages) for term in replayed]
+        for row, logprobs in zip(chain.from_iterable(scores), found, strict=False):
             row[1 : len(logprobs)] = logprobs[:-1]  # verl's column t describes token t + 1
-        term, found = terms.held_back(term, now)
-        metrics.update({f"spear/replay/{name}": value for name, value in found.items()})
-        return term
+        return scores
 
     def _train(self, updates: list[list[Term]], batch: Any, update: Any, metrics: dict[str, Any]) -> None:
         """Let verl train on the updates' rows, all in one call: its learning-rate schedule counts calls."""
-        config, (told, size) = self.config.actor_rollout_ref, self._stored(updates)
+        clipped, found = terms.clipped(updates, self._scores)
+        metrics.update({f"spear/replay/{name}": value for name, value in found.items()})
+        config, (told, size) = self.config.actor_rollout_ref, self._stored(clipped)
         usual = config.actor.ppo_mini_batch_size, config.rollout.n
         try:
             if "ref_log_prob" in batch.fields:
