@@ -76,8 +76,7 @@ class SokobanEnv:
         if self._view == "spaced":
             text = spaced(grid)
         elif self._view == "words":
-            text = described(self._level.room, self._state)
-            told = "nothing moves" if told.endswith("nothing moves.") else ""  # where things are says the rest
+            text, told = described(self._level.room, self._state), ""  # where things are says what has happened
         elif self._view == "none":
             text = ""
         text = "\n".join(part for part in (told, text) if part)

@@ -47,6 +47,11 @@ def hasty_moves(level: Level, seed: int = 0, *, errs: float = 0.1) -> list[str]:
     return moves
 
 
+def clumsy_moves(level: Level, seed: int = 0) -> list[str]:
+    """The hasty one with three moves in ten that go anywhere: who imitates it has met most mistakes, and makes them."""
+    return hasty_moves(level, seed, errs=0.3)
+
+
 def _solved(level: Level, *, weight: float = 1.0) -> list[int]:
     found = solution(level, weight=weight)
     if found is None:
@@ -61,5 +66,5 @@ def _named(directions: list[int]) -> list[str]:
 EXPERTS: dict[str, Expert] = {"optimal": optimal_moves, "quick": quick_moves}
 """Those who always solve it."""
 
-DEMONSTRATORS: dict[str, Expert] = EXPERTS | {"hasty": hasty_moves}
+DEMONSTRATORS: dict[str, Expert] = EXPERTS | {"hasty": hasty_moves, "clumsy": clumsy_moves}
 """Whom a policy may learn from."""
