@@ -17,7 +17,7 @@ from spear_rl.envs.tool_math.answers import as_integer, integer, is_same_answer,
 from spear_rl.envs.tool_math.boxed import boxed_answer
 from spear_rl.envs.tool_math.calls import SCHEMA, TOOL, call_text, tool_calls, without_thoughts
 from spear_rl.envs.tool_math.env import MAX_CALLS, MAX_TURNS, ToolMathEnv
-from spear_rl.envs.tool_math.generated import LEVELS
+from spear_rl.envs.tool_math.generated import EASY, LEVELS
 from spear_rl.envs.tool_math.problem import Problem
 from spear_rl.rollout import collect_groups
 from spear_rl.rollout.env import INADMISSIBLE
@@ -354,6 +354,23 @@ def test_the_careless_demonstrator_seldom_calls_and_the_other_always_does():
     assert 0.15 < sum(len(actions) == 2 for actions in said) / len(said) < 0.35
     assert said == [task.demonstrate(number) for number, task in enumerate(tasks)]
     assert all(len(t.demonstrate(0)) == 2 for t in tool_math.tasks("train", level="small", max_tasks=50))
+
+
+def test_the_careless_demonstrator_is_right_without_the_tool_where_that_is_easy_and_seldom_elsewhere():
+    right = {True: [], False: []}
+    for number, task in enumerate(tool_math.tasks("train", level="tiny", expert="careless", max_tasks=800)):
+        said = task.demonstrate(number)
+        if len(said) == 1:
+            right[task.family in EASY].append(is_right(task, said[0]))
+    assert all(right[True])
+    assert len(right[True]) > 300
+    assert sum(right[False]) < 0.1 * len(right[False])
+
+
+def is_right(task, answer: str) -> bool:
+    env = task.make_env()
+    env.reset()
+    return bool(env.step(answer).success)
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,24 @@ def quick_remainder(dice: Dice) -> tuple[str, int, str]:
 
 
 def quick_zero(dice: Dice) -> tuple[str, int, str]:
-    """The same with a zero in it, which needs no tool."""
+    """The same with a zero in it: zero, which needs no tool."""
     a, m, is_first = dice.between(10, 49), dice.between(10, 49), dice.chance(0.5)
     text = f"0*{a}%{m}" if is_first else f"{a}*0%{m}"
     return f"{text}=?", 0, f"print({text})"
+
+
+def quick_one(dice: Dice) -> tuple[str, int, str]:
+    """The same with a one in it: the other number, which needs no tool."""
+    a, is_first = dice.between(10, 48), dice.chance(0.5)
+    m = dice.between(a + 1, 49)
+    text = f"1*{a}%{m}" if is_first else f"{a}*1%{m}"
+    return f"{text}=?", a, f"print({text})"
+
+
+def quick_division(dice: Dice) -> tuple[str, int, str]:
+    """The same divided by one: zero, which needs no tool."""
+    a, b = dice.between(10, 49), dice.between(10, 49)
+    return f"{a}*{b}%1=?", 0, f"print({a}*{b}%1)"
 
 
 def product(dice: Dice) -> tuple[str, int, str]:
@@ -103,12 +117,14 @@ def change(dice: Dice) -> tuple[str, int, str]:
 
 
 LEVELS: dict[str, dict[str, Maker]] = {
-    "tiny": {"remainder": quick_remainder, "zero": quick_zero},
+    "tiny": {"remainder": quick_remainder, "zero": quick_zero, "one": quick_one, "division": quick_division},
     "small": {"product": product, "sum": total, "remainder": remainder, "power": power},
     "medium": {"power": power, "digits": digit_sum, "divisor": common_divisor, "primes": primes},
     "hard": {"fibonacci": fibonacci, "lattice": lattice_points, "change": change, "primes": primes},
 }
 """Level -> kinds of problem, which take turns. tiny is for a model from scratch, small for SmolLM2."""
+EASY = frozenset({"zero", "one", "division"})
+"""Kinds of problem that need no tool."""
 
 
 @cache
