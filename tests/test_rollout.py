@@ -131,6 +131,16 @@ def test_independent_turns_train_as_a_row_each(tokenizer):
     assert "[1] code 1\n> look\n[2] code 2\n> look\nNow: code 3" in text
 
 
+def test_the_layout_now_shows_what_a_first_prompt_would_show_of_the_same_sight(tokenizer):
+    group = play(tokenizer, Task("t", partial(Counting, 4), instructions="look right"), layout=LAYOUTS["now"])
+    trajectory = group.trajectories[0]
+    assert len(rows(trajectory, [1.0] * 4)) == 4
+    for number, turn in enumerate(trajectory.turns):
+        seen = f"code {number}" if number else "red code ?\nPossible actions: look; 7"
+        alone = [{"role": "user", "content": f"look right\n\n{seen}"}]
+        assert turn.prompt_ids == ChatRenderer(tokenizer).prompt(alone)
+
+
 def test_the_full_prompt_lists_the_possible_actions_and_the_short_one_does_not(tokenizer):
     for name, layout in LAYOUTS.items():
         for detail in ("full", "short"):
@@ -139,14 +149,14 @@ def test_the_full_prompt_lists_the_possible_actions_and_the_short_one_does_not(t
             assert ("Possible actions: look; 7" in text) == (detail == "full"), (name, detail)
 
 
-def test_the_same_episodes_in_both_layouts_train_the_same_tokens(tokenizer):
+def test_the_same_episodes_train_the_same_tokens_in_every_layout(tokenizer):
     batches = []
     for layout in LAYOUTS.values():
         group = play(tokenizer, Task("t", Counting), layout=partial(layout, detail="short"))
         ones = [[1.0] * len(t.turns) for t in group.trajectories]
         batches.append(collate(group.trajectories, ones, pad_id=0))
     trained = [sorted(batch.input_ids[batch.mask].tolist()) for batch in batches]
-    assert trained[0] == trained[1]
+    assert all(tokens == trained[0] for tokens in trained)
 
 
 def test_merged_rows_keep_every_turns_own_numbers(tokenizer):

@@ -104,8 +104,8 @@ class Rollout:
     """Nucleus of sampling."""
     stop: list[str] = field(default_factory=list)
     """Strings that end a turn, e.g. ["</action>"]."""
-    layout: Literal["chat", "turns", "log"] = "chat"
-    """One growing conversation; a prompt a turn with the last two exchanges (the paper's); or that and all actions."""
+    layout: Literal["chat", "turns", "log", "now"] = "chat"
+    """One growing chat; a prompt a turn: last two exchanges (the paper's), these and all actions, or the present."""
     detail: Literal["full", "short"] = "full"
     """Instructions and possible actions in the prompt, or observations only (for tiny models)."""
 

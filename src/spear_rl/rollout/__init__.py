@@ -3,7 +3,7 @@
 from spear_rl.rollout.collect import collect_groups, demonstration
 from spear_rl.rollout.env import INADMISSIBLE, Environment, Observation, StepResult, Task, TasksFn
 from spear_rl.rollout.generator import Generator, Lockstep, Sampling, Stream, Streaming
-from spear_rl.rollout.layout import LAYOUTS, Layout, growing_chat, independent_turns
+from spear_rl.rollout.layout import LAYOUTS, Layout, growing_chat, independent_turns, present_only
 from spear_rl.rollout.renderer import ChatRenderer, Renderer
 from spear_rl.rollout.runner import EnvRunner, InProcess
 from spear_rl.rollout.template import Message
@@ -31,4 +31,5 @@ __all__ = [
     "demonstration",
     "growing_chat",
     "independent_turns",
+    "present_only",
 ]

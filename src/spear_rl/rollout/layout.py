@@ -81,10 +81,24 @@ def independent_turns(
     return renderer.prompt(_opened(task, detail, "\n".join(lines), now.images))
 
 
+def present_only(
+    renderer: Renderer,
+    task: Task,
+    observations: Sequence[Observation],
+    turns: Sequence[Turn],
+    *,
+    detail: Detail = "full",
+) -> list[int]:
+    """A fresh prompt a turn with what is seen now and nothing else: for games that show their whole state."""
+    now = observations[-1]
+    return renderer.prompt(_opened(task, detail, _shown(now, detail), now.images))
+
+
 LAYOUTS: dict[str, Callable[..., list[int]]] = {
     "chat": growing_chat,
     "turns": independent_turns,
     "log": partial(independent_turns, names_earlier=True),
+    "now": present_only,
 }
 
 
