@@ -16,7 +16,7 @@ from spear_rl.envs import tool_math
 from spear_rl.envs.tool_math import manifest
 from spear_rl.envs.tool_math.columns import distinct, problems_in
 from spear_rl.envs.tool_math.generated import EASY, LEVELS
-from spear_rl.envs.tool_math.panel import FOLDER, SPLITS, Source, entries
+from spear_rl.envs.tool_math.panel import BENCHMARKS, FOLDER, KNOWN, SPLITS, Source, entries
 from spear_rl.envs.tool_math.problem import Problem
 from spear_rl.errors import MissingExtraError
 
@@ -237,6 +237,19 @@ def test_gsm8k_has_a_test_file_of_its_own(tmp_path, monkeypatch):
     tasks = tool_math.tasks("test", data="gsm8k")
     assert [task.demonstrate for task in tasks] == [None] * 5
     assert tasks[0].id.startswith("tool_math/gsm8k-test/")
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_a_benchmark_is_tested_on_whole_and_trained_on_only_where_that_is_said(tmp_path, monkeypatch, name):
+    write(tmp_path / KNOWN[name][0].replace("/", "_"), rows_of(30))
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    assert len(asked("test", data=name)) == 30
+    for split in ("train", "validation"):
+        with pytest.raises(ValueError, match=f"data={name} is all for the split test; for {split} give other data"):
+            tool_math.tasks(split, data=name)
+    other = write(tmp_path / "other.jsonl", rows_of(5, first=90))
+    parts = [asked(split, data=name, test_data=other) for split in SPLITS]
+    assert [len(parts[0]) + len(parts[1]), len(parts[2])] == [30, 5]
 
 
 def test_another_machine_has_the_same_manifest_and_a_changed_answer_shows(tmp_path, capsys):

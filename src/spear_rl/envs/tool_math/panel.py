@@ -30,7 +30,9 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "aime25": ("aime25.jsonl", "aime25_harness.jsonl", "aime_2025.jsonl", "aime25.parquet", "aime_2025.parquet"),
 }
 """Sets by name and what their file may be called in the folder."""
-_OWN_TEST = {"gsm8k": "gsm8k-test"}
+BENCHMARKS = ("gsm8k-test", "math500", "aime24", "aime25")
+"""Sets to test on, whole."""
+_OWN_TEST = {"gsm8k": "gsm8k-test"} | {name: name for name in BENCHMARKS}
 
 
 class Entry(NamedTuple):
@@ -73,6 +75,10 @@ def entries(split: str, source: Source) -> tuple[Entry, ...]:
         return _named(_set_name(test_data), held)
     if not source.data:
         return _generated(split, source.level)
+    if source.data == test_data:
+        raise ValueError(
+            f"data={test_data} is all for the split test; for {split} give other data, and this as test_data"
+        )
     own = _file_problems(source.data, source, "train")
     if test_data:
         # What is tested on must not be trained on, also where two files share problems.
