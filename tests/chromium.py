@@ -22,6 +22,7 @@ class Browser:
         self._read, to_write = os.pipe()
         command = [PROGRAM, "--headless=new", "--remote-debugging-pipe", f"--user-data-dir={folder}", "--disable-gpu"]
         command += ["--no-sandbox", "--disable-dev-shm-usage", "--no-first-run", f"--window-size={width},{height}"]
+        command += ["--allow-pre-commit-input"]  # keys pressed before a page is first painted count, too
 
         def as_chromium_expects() -> None:
             # It reads commands from descriptor 3 and answers on 4.
@@ -55,7 +56,7 @@ class Browser:
         os.close(self._write)
 
     def open(self, address: str) -> None:
-        self._loading(lambda: self._asked("Page.navigate", url=address))
+        self._loading(lambda: self._asked("Page.navigate", url=address), address)
 
     def value(self, script: str) -> object:
         """What an expression of JavaScript comes to on the page."""
@@ -75,7 +76,8 @@ class Browser:
         self._loading(lambda: self.value(f"{button}.click()"))
 
     def type(self, text: str) -> None:
-        """Type into whatever has the focus."""
+        """Type into the field that has the focus."""
+        assert self.value("document.hasFocus() && document.activeElement.tagName") == "INPUT", "no field has the focus"
         self._asked("Input.insertText", text=text)
 
     def press(self, key: str, *, leads_on: bool = False) -> None:
@@ -104,16 +106,23 @@ class Browser:
             if event["method"] in ("Log.entryAdded", "Runtime.exceptionThrown")
         ]
 
-    def _loading(self, act) -> None:
-        before = self._num_loaded()
+    def _loading(self, act, address: str = "") -> None:
+        """Do it and wait for the page it leads to; the empty page of the start may still load and is not meant."""
+        start = len(self._events)
         act()
         deadline = time.monotonic() + 20
-        while self._num_loaded() == before:
+        while not self._is_loaded(start, address):
             assert time.monotonic() < deadline, "no page was loaded"
             self._take(0.1)
 
-    def _num_loaded(self) -> int:
-        return sum(event["method"] == "Page.loadEventFired" for event in self._events)
+    def _is_loaded(self, start: int, address: str) -> bool:
+        has_arrived = False
+        for event in self._events[start:]:
+            if event["method"] == "Page.frameNavigated":
+                has_arrived = event["params"]["frame"]["url"].startswith(address)
+            elif event["method"] == "Page.loadEventFired" and has_arrived:
+                return True
+        return False
 
     def _asked(self, method: str, **parameters: object) -> dict:
         self._last += 1
