@@ -5,7 +5,6 @@ The split of a game hangs on nothing but what is in it, so no game can ever be i
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable
 
@@ -21,6 +20,7 @@ from spear_rl.envs.household.manifest import (
     panel_hash,
     recorded_manifest,
 )
+from spear_rl.envs.manifests import written_or_checked
 
 _UNUSED = "-"
 
@@ -64,13 +64,7 @@ def _rebuilt_level(level: str) -> LevelManifest:
 
 def main(arguments: list[str]) -> int:
     """Writes the manifest; with --check only says whether it is as it should be."""
-    rebuilt = rebuilt_manifest()
-    if "--check" in arguments:
-        is_current = rebuilt == recorded_manifest()
-        print("the manifest is up to date" if is_current else "the manifest differs from what the generator gives")
-        return 0 if is_current else 1
-    MANIFEST.write_text(json.dumps(rebuilt, indent=1) + "\n", encoding="utf-8")
-    return 0
+    return written_or_checked(arguments, rebuilt_manifest(), recorded_manifest, MANIFEST)
 
 
 if __name__ == "__main__":
