@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -97,6 +99,16 @@ class Data(dict):
     set_non_tensor = dict.__setitem__
 
 
+class Metric:
+    """As much of verl's as the loss asks for."""
+
+    def __init__(self, aggregation: str, value: torch.Tensor) -> None:
+        self.aggregation, self._value = SimpleNamespace(value=aggregation), float(value)
+
+    def aggregate(self) -> float:
+        return self._value
+
+
 def written_out_loss(model_output, data, dp_group, *, low, high, dual, length=None, entropy=0.0):
     """PPO's clipped loss as in its paper, with a dual clip, reduced by the counts a mini-batch has in all."""
     ratio = (model_output["log_probs"] - data["old_log_probs"]).exp()
@@ -104,7 +116,13 @@ def written_out_loss(model_output, data, dp_group, *, low, high, dual, length=No
     worst = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - low, 1 + high))
     worst = torch.where(advantages < 0, torch.minimum(worst, -advantages * dual), worst)
     total = (data["global_batch_size"] * length) if length else data["batch_num_tokens"]
-    return (worst * mask).sum() / total, {"actor/tokens": float(mask.sum())}
+    clipped = ((ratio - 1).abs() > 0.2).double()
+    mean = (clipped * mask).sum() / mask.sum() if mask.any() else torch.zeros(())
+    return (worst * mask).sum() / total, {
+        "actor/tokens": Metric("sum", mask.sum()),
+        "actor/clipped": Metric("mean", mean),
+        "kl_coef": 0.1,  # as verl has it: a number
+    }
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_bot"])
@@ -127,14 +145,17 @@ def test_the_joint_loss_is_the_cores_however_a_mini_batch_is_cut(name, seed, cut
         length=LENGTH if name == "dr_bot" else None,
     )
     pad = partial(pad_sequence, batch_first=True)
+    summed: dict[str, float] = defaultdict(float)
     total, bounds = 0.0, sorted({0, *(min(cut, len(laid)) for cut in cuts), len(laid)})
     for begin, end in pairwise(bounds):
         part = laid[begin:end]
         data = Data({k: pad([row[k] for row in part]) for k in ("old_log_probs", "advantages", "response_mask")})
-        data["spear"] = torch.stack([row["spear"] for row in part])
+        data |= {"spear": torch.stack([row["spear"] for row in part]), "dp_size": 1}
         value, metrics = rows.joint_loss({"log_probs": pad(now[begin:end])}, data, losses=[loss, loss])
         total += float(value)
-        assert {"actor/tokens", "spear/replay/tokens"} == {*metrics}
+        assert metrics.pop("kl_coef") == 0.1
+        for metric in metrics:
+            summed[metric] += metrics[metric].aggregate()
     expected, start = 0.0, 0
     for entry in (policy, replay):
         own = slice(start, start + len(entry.batch))
@@ -142,6 +163,10 @@ def test_the_joint_loss_is_the_cores_however_a_mini_batch_is_cut(name, seed, cut
         old, advantages, mask = map(pad, columns)
         expected += entry.weight * float(base.loss(LossInputs(pad(now[own]), old, advantages, mask.bool())).loss)
         start += len(entry.batch)
+        moved = ((pad(now[own]) - old).exp() - 1).abs()[mask.bool()] > 0.2
+        kind = "actor" if entry is policy else "spear/replay"
+        assert summed[f"{kind}/tokens"] == len(moved)
+        assert summed[f"{kind}/clipped"] == pytest.approx(float(moved.double().mean()), abs=1e-6)
     assert total == pytest.approx(expected, abs=1e-6)
 
 

@@ -119,6 +119,7 @@ def _with_one_backend(backend=None, *args, **options):
 
 
 torch.distributed.init_process_group = _with_one_backend
+torch.Tensor.pin_memory = lambda tensor, *_: tensor  # verl keeps a reference model in pinned memory
 
 
 def _replica():

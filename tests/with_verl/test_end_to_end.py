@@ -74,7 +74,8 @@ def train(folder: Path, model: Path, *settings: str, verl: tuple[str, ...] = ())
     (folder / "log.txt").write_text(done.stdout + done.stderr)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     lines = re.findall(r"step:\d+ - .*", done.stdout)
-    return [{k: float(v) for k, v in re.findall(r"(\S+):(-?[\d.e+-]+|nan)(?= - |$)", line)} for line in lines]
+    number = re.compile(r"(\S+):(?:np\.\w+\()?(-?[\d.e+-]+|nan)\)?(?= - |$)")
+    return [{k: float(v) for k, v in number.findall(line)} for line in lines]
 
 
 def test_replay_fires_and_a_resumed_run_goes_on_with_the_buffer(tmp_path, model):
@@ -100,8 +101,10 @@ def test_replay_fires_and_a_resumed_run_goes_on_with_the_buffer(tmp_path, model)
 
 def test_a_growing_chat_replays_in_optimizer_steps_of_its_own(tmp_path, model):
     settings = ["algorithm.name=spear-grpo", "algorithm.imitation.update=separate", "run.steps=3"]
-    steps = train(tmp_path, model, *settings)
+    steps = train(tmp_path, model, *settings, "algorithm.kl=0.01", "algorithm.entropy_bonus=0.001")
     assert steps[-1]["spear/replay/fired"] == 1
+    assert steps[0]["actor/kl_loss"] == pytest.approx(0, abs=1e-6)
+    assert steps[-1]["actor/kl_loss"] > 1e-6
     assert steps[-1]["actor/lr"] == pytest.approx(1e-3)
 
 
@@ -117,6 +120,27 @@ def test_without_replay_and_bonus_the_metrics_are_plain_verls(tmp_path, model):
         names = [n for n in theirs if n.startswith(("actor/", "critic/", "response_length/")) and "/perf/" not in n]
         assert {"actor/pg_loss", "actor/grad_norm", "critic/advantages/max"} <= {*names}
         assert {n: mine[n] for n in names} == pytest.approx({n: theirs[n] for n in names}, rel=1e-6, abs=1e-6)
+
+
+def test_two_ranks_train_as_one_and_validate(tmp_path, model):
+    """Rows are dealt out to ranks; what is learned, in float32, is the same. Every step ends with a validation."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    settings = ["algorithm.name=spear-dr-bot-grpo", "run.steps=3", "optim.learning_rate=1e-6"]
+    settings += ["eval.every=1", "eval.tasks=16", "eval.temperature=1"]
+    exact = ("+actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=fp32",)
+    together = ("trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.num_gpus=2")
+    together += ("actor_rollout_ref.rollout.tensor_model_parallel_size=2",)  # one server, so that it draws the same
+    one = train(tmp_path / "one", model, *settings, verl=exact)
+    two = train(tmp_path / "two", model, *settings, verl=exact + together)
+    assert [bool(step["spear/replay/fired"]) for step in two] == [False, True, True]
+    for alone, shared in zip(one, two, strict=True):
+        names = [n for n in alone if n.startswith(("actor/", "critic/", "spear/", "val-core/")) and "/perf/" not in n]
+        assert {"actor/pg_loss", "actor/grad_norm", "spear/replay/baseline", "val-core/game:tasks/acc/mean@1"} <= {
+            *names
+        }
+        assert {n: shared[n] for n in names} == pytest.approx({n: alone[n] for n in names}, rel=1e-5, abs=1e-6)
+    assert 0 < sum(step["val-core/game:tasks/acc/mean@1"] for step in two) < 3
 
 
 def test_a_run_with_verls_own_agent_loop_and_reward_replays_too(tmp_path, model):

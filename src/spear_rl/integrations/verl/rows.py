@@ -38,17 +38,20 @@ def rows_of(terms: Sequence[Term], *, size: int) -> list[dict[str, Tensor]]:
 def joint_loss(
     model_output: Any, data: Any, dp_group: Any = None, *, losses: Sequence[Callable[..., Any]]
 ) -> tuple[Tensor, dict[str, Any]]:
-    """J_policy + gamma(t) J_replay of a micro-batch: each of `losses` is reduced over a step's rows of its kind."""
+    """J_policy + gamma(t) J_replay of a micro-batch, and metrics: its share of what a step's rows of a kind have."""
     notes = data["spear"].to_padded_tensor(0) if data["spear"].is_nested else data["spear"]
     mask = data.select("response_mask").to_padded_tensor()["response_mask"]
     total, metrics = torch.zeros((), device=notes.device), dict[str, Any]()
     for number, (weight, num_tokens, num_rows) in enumerate(notes[0, 1:].view(-1, 3).tolist()):
-        if num_rows:
+        if num_tokens:
             part = data.copy()
             part["response_mask"] = mask * (notes[:, :1] == number)
             part.set_non_tensor("batch_num_tokens", int(num_tokens))
             part.set_non_tensor("global_batch_size", int(num_rows))
             loss, found = losses[number](model_output=model_output, data=part, dp_group=dp_group)
-            total = total + weight * loss
-            metrics |= {name.replace("actor/", "spear/replay/") if number else name: x for name, x in found.items()}
+            total, share = total + weight * loss, float(part["response_mask"].sum()) * data["dp_size"] / num_tokens
+            for name, x in found.items():
+                is_mean = getattr(getattr(x, "aggregation", None), "value", None) == "mean"
+                x = type(x)("sum", x.aggregate() * share) if is_mean else x
+                metrics[name.replace("actor/", "spear/replay/") if number else name] = x
     return total, metrics
