@@ -43,7 +43,7 @@ def running(visits: Visits):
 
 @pytest.fixture(scope="module")
 def server(cache):
-    server = running(visits_of("validation", cache=cache, **SMALL))
+    server = running(visits_of("validation", source_of(**SMALL), cache=cache))
     yield server
     server.shutdown()
     server.server_close()
@@ -205,7 +205,7 @@ def test_nothing_of_a_scraped_catalogue_is_taken_for_html(tmp_path):
         "items_human_ins": {item["asin"]: [wish | {"instruction": f"{n} {nasty}"}] for n, item in enumerate(items)},
     }.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    server = running(visits_of("train", data=str(tmp_path), cache=str(tmp_path / "cache")))
+    server = running(visits_of("train", source_of(data=str(tmp_path)), cache=str(tmp_path / "cache")))
     visitor = Visitor(server)
     pages = [visitor.page, visitor.act("search[rug <b>x]")]
     asin = re.search(r'value="(b\d{9})"', visitor.page)[1]

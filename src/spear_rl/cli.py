@@ -9,21 +9,16 @@ import logging
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import Annotated, get_args
 
 from spear_rl import __version__
 from spear_rl.errors import ConfigError, UserError
 from spear_rl.rollout.env import TasksFn
-from spear_rl.rollout.watched import Tally
-
-if TYPE_CHECKING:
-    from spear_rl.evaluating import Report
 
 try:
     import typer
     from rich.console import Console
     from rich.markup import escape
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Table
 except ImportError:
     print("error: the command line needs its extra: pip install 'spear-rl[train]'", file=sys.stderr)
@@ -54,8 +49,7 @@ def train(settings: Overrides = None) -> None:
     source, overrides = _split(settings)
     from spear_rl import config as configuration
 
-    overrides, stored = _with_stored(source, overrides)
-    config = configuration.load(stored or source, overrides)
+    config = configuration.load(_stored(source, overrides) or source, overrides)
     from spear_rl.console import LiveConsole
     from spear_rl.runs import resume_point, train_from
     from spear_rl.train.callbacks import JsonLines, TensorBoard
@@ -125,6 +119,7 @@ def evaluate(
 
     Example: spear eval expert --env alfworld --split valid_seen --set rollout.max_turns=50
     """
+    from spear_rl.eval_console import EvalProgress, print_report
     from spear_rl.evaluating import Connection, Panel, evaluate_from
 
     overrides = list(set_ or [])
@@ -133,7 +128,7 @@ def evaluate(
     overrides += [] if seed is None else [f"run.seed={seed}"]
     if out:
         _make_writable(out)
-    with _EvalProgress() as progress:
+    with EvalProgress(console) as progress:
         report = evaluate_from(
             policy,
             overrides,
@@ -142,7 +137,7 @@ def evaluate(
             source=config,
             notice=progress,
         )
-    _print_report(report)
+    print_report(report, console)
     if out:
         out.write_text(json.dumps(report.as_dict(), indent=1) + "\n", "utf-8")
 
@@ -277,15 +272,17 @@ def shop(
     Example: spear shop level=standard --split test
     """
     from spear_rl import config as configuration
+    from spear_rl.envs.webshop import source_of
     from spear_rl.shop import served, visits_of
 
     settings = configuration.load(None, [f"task.options.{option}" for option in options or []]).task.options
-    known = [name for name in inspect.signature(visits_of).parameters if name != "split"]
+    known = [*inspect.signature(source_of).parameters, "cache"]
     for option in settings:
         if option not in known:
             raise ConfigError(f"{option}: the shop has no such option; it has: {', '.join(known)}")
     try:
-        visits = visits_of(split, **settings)
+        cache = settings.pop("cache", "")
+        visits = visits_of(split, source_of(**settings), cache=cache)
     except (TypeError, ValueError) as error:
         raise ConfigError(str(error)) from error
     with served(visits, host=host, port=port) as server:
@@ -334,15 +331,15 @@ def _split(settings: list[str] | None) -> tuple[str | None, list[str]]:
     return (sources[0] if sources else None), [s for s in settings or [] if "=" in s]
 
 
-def _with_stored(source: str | None, overrides: list[str]) -> tuple[list[str], str | None]:
+def _stored(source: str | None, overrides: list[str]) -> str | None:
     """A resumed run goes on with the settings it was started with; only overrides given now change them."""
     given = dict(o.split("=", 1) for o in overrides)
     if given.get("run.resume") != "true":
-        return overrides, None
+        return None
     from spear_rl import config as configuration
 
     stored = Path(given.get("run.dir") or configuration.load(source).run.dir) / "config.toml"
-    return overrides, str(stored) if stored.exists() else None
+    return str(stored) if stored.exists() else None
 
 
 def _print_summary(summary: dict[str, object], run_dir: Path) -> None:
@@ -352,53 +349,6 @@ def _print_summary(summary: dict[str, object], run_dir: Path) -> None:
             label = name.replace("_", " ")
             console.print(f"{label}: {rate['success']:.1%} ({rate['low']:.1%} to {rate['high']:.1%})")
     console.print(f"everything is in {run_dir}")
-
-
-def _print_report(report: Report) -> None:
-    about, result = report.about, report.evaluation
-    console.print(
-        f"{about['model']} on {about['env']}, {about['split']}: {len(about['tasks'])} tasks, episodes of each: "
-        f"{about['episodes_per_task']}, turns at most: {about['max_turns']}, seed {about['seed']}",
-        markup=False,
-        highlight=False,
-    )
-    table = Table("kind", "success", "95 % interval", "episodes")
-    for name, rate in {**result.by_family, "all": result.rate}.items():
-        interval = f"{rate['low']:.1%} - {rate['high']:.1%}"
-        table.add_row(name or "-", f"{rate['success']:.1%}", interval, f"{rate['episodes']:.0f}")
-    console.print(table)
-    console.print(
-        f"mean reward {result.reward:.3f}, {result.turns:.1f} turns, {result.invalid_turns:.1%} of them invalid"
-    )
-    for name, value in report.samples.rates.items() if report.samples else ():
-        console.print(
-            f"{name} {value['rate']:.1%} ({value['low']:.1%} - {value['high']:.1%}) over {value['tasks']:.0f} tasks"
-        )
-    for name, mean in result.metrics.items():
-        console.print(f"mean {name} {mean:.3f}")
-    if result.failed_episodes:
-        console.print(f"episodes that failed and do not count: {result.failed_episodes}", style="bold")
-
-
-class _EvalProgress:
-    """One line that says how far an evaluation has come; nothing outside of a terminal."""
-
-    def __init__(self) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._bar = self._progress.add_task("getting ready", total=None)
-
-    def __enter__(self) -> _EvalProgress:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def __call__(self, tally: Tally) -> None:
-        failed = f", {tally.num_failed} failed" if tally.num_failed else ""
-        said = f"{tally.num_turns} turns, {tally.num_solved} solved{failed}"
-        self._progress.update(self._bar, description=said, completed=tally.num_ended, total=tally.num_episodes)
 
 
 def _make_writable(path: Path) -> None:

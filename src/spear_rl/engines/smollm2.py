@@ -5,6 +5,7 @@ Its file is quantised and transformers takes half a minute to read it; the folde
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -28,15 +29,15 @@ def smollm2(in_folder: Callable[[Path], tuple[Any, Any]]) -> tuple[Any, Any]:
     if folder.is_dir():
         return in_folder(folder)
     model, tokenizer = _read(file)
-    temporary = ""
-    try:
+    with contextlib.suppress(Exception):  # a full disk speaks with many voices, and another process may be first
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = tempfile.mkdtemp(dir=folder.parent, prefix=".", suffix=".part")
-        model.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
-        os.replace(temporary, folder)
-    except Exception:  # a full disk speaks with many voices, and another process may have been first
-        shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            model.save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
+            os.replace(temporary, folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
     return model, tokenizer
 
 

@@ -7,9 +7,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from spear_rl.envs.webshop import SPLITS, page_size_of, source_of
+from spear_rl.envs.webshop import SPLITS, Source, page_size_of
 from spear_rl.envs.webshop.action import Said
-from spear_rl.envs.webshop.catalogue import SEED
 from spear_rl.envs.webshop.product import Goal
 from spear_rl.envs.webshop.session import MAX_TURNS, PAGE_SIZE, Session
 from spear_rl.envs.webshop.shelf import Shop, opened_shop
@@ -78,20 +77,9 @@ class Visits:
         return name, visit
 
 
-def visits_of(
-    split: str,
-    *,
-    level: str = "standard",
-    num_products: int = 0,
-    data: str = "",
-    size: str = "",
-    goals: str = "human",
-    seed: int = SEED,
-    cache: str = "",
-) -> Visits:
-    """Visits to the shop that the environment's options name, with the tasks of a split."""
+def visits_of(split: str, source: Source, *, cache: str = "") -> Visits:
+    """Visits to the shop made from `source`, with the tasks of a split."""
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}: there is {', '.join(SPLITS)}")
-    source = source_of(level=level, num_products=num_products, data=data, size=size, goals=goals, seed=seed)
     opened = opened_shop(source, cache)
     return Visits(opened, [int(number) for number in opened.split(split)], page_size=page_size_of(source))
