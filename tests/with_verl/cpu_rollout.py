@@ -15,12 +15,12 @@ from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 class Server:
     """Completes prompts in batches; logs what it loads."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, number: int) -> None:
         from transformers import AutoModelForCausalLM
 
         torch.set_num_threads(1)
         self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-        self.waiting, self.step, self.work, self.asked = [], 0, None, Counter()
+        self.number, self.waiting, self.step, self.work, self.asked = number, [], 0, None, Counter()
 
     async def generate(self, request_id, prompt_ids, sampling_params, image_data=None, video_data=None, **_):
         answer = asyncio.get_event_loop().create_future()
@@ -72,7 +72,7 @@ class Server:
 
     def _noise(self, prompt) -> torch.Generator:
         self.asked[tuple(prompt)] += 1
-        return torch.Generator().manual_seed(hash((*prompt, self.asked[tuple(prompt)], self.step)) % 2**31)
+        return torch.Generator().manual_seed(hash((*prompt, self.asked[tuple(prompt)], self.step, self.number)) % 2**31)
 
     async def load(self, weights, step=None) -> None:
         self.model.load_state_dict(weights, strict=False)
@@ -89,13 +89,14 @@ class Server:
 class Replica(RolloutReplica):
     async def launch_servers(self):
         options = {"num_cpus": 0.1, "name": f"cpu_server_{self.replica_rank}", "max_concurrency": 256}
-        self._server_handle = ray.remote(Server).options(**options).remote(self.model_config.path)
-        self.servers, self._server_address = [self._server_handle], "inproc"
+        self._server_handle = ray.remote(Server).options(**options).remote(self.model_config.path, self.replica_rank)
+        self.servers, self._server_address = [self._server_handle], options["name"]
 
 
 class Adapter(BaseRollout):
     def __init__(self, config, model_config, device_mesh, replica_rank=-1):
         super().__init__(config, model_config, device_mesh)
+        self._number, self._rank = divmod(int(os.environ.get("RANK", "0")), config.tensor_model_parallel_size)
         self._server = None
 
     async def resume(self, tags):
@@ -107,6 +108,6 @@ class Adapter(BaseRollout):
     async def update_weights(self, weights, wire_format="named_tensors", global_steps=None, **_):
         whole = ((n, t.full_tensor() if hasattr(t, "full_tensor") else t) for n, t in weights)
         state = {name: tensor.detach().clone() for name, tensor in whole}
-        self._server = self._server or ray.get_actor("cpu_server_0")
-        if os.environ.get("RANK", "0") == "0":
+        self._server = self._server or ray.get_actor(f"cpu_server_{self._number}")
+        if self._rank == 0:
             await self._server.load.remote(state, global_steps)

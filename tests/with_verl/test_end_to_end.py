@@ -78,10 +78,15 @@ def train(folder: Path, model: Path, *settings: str, verl: tuple[str, ...] = ())
     return [{k: float(v) for k, v in number.findall(line)} for line in lines]
 
 
-def test_replay_fires_and_a_resumed_run_goes_on_with_the_buffer(tmp_path, model):
-    """Independent turns, GiGPO under Dr.BoT, replay in the on-policy update."""
-    settings = ["algorithm.name=spear-dr-bot-gigpo", "rollout.layout=turns"]
-    first = train(tmp_path, model, *settings, "run.steps=3")
+def on(ranks: int) -> tuple[str, ...]:
+    return (f"trainer.n_gpus_per_node={ranks}", f"ray_kwargs.ray_init.num_gpus={ranks}")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_replay_fires_and_a_resumed_run_goes_on_with_the_buffer(tmp_path, model, ranks):
+    """Independent turns, GiGPO under Dr.BoT, replay in the on-policy update; every rank has a rollout server."""
+    settings, verl = ["algorithm.name=spear-dr-bot-gigpo", "rollout.layout=turns"], on(ranks)
+    first = train(tmp_path, model, *settings, "run.steps=3", verl=verl)
     assert len(first) == 3
     assert [bool(step["spear/replay/fired"]) for step in first] == [False, True, True]
     assert all(0.5 < step["spear/replay/ratio"] < 2 for step in first[1:])
@@ -93,7 +98,7 @@ def test_replay_fires_and_a_resumed_run_goes_on_with_the_buffer(tmp_path, model)
     assert stored > 0
     assert len(state["algorithm"]["imitation"]["history"]["means"]) == 12
 
-    [resumed] = train(tmp_path, model, *settings, "run.steps=4", "run.resume=true")
+    [resumed] = train(tmp_path, model, *settings, "run.steps=4", "run.resume=true", verl=verl)
     assert resumed["training/global_step"] == 4
     assert resumed["spear/replay/buffer_size"] == stored
     assert resumed["spear/replay/fired"] == 1
@@ -129,16 +134,13 @@ def test_two_ranks_train_as_one_and_validate(tmp_path, model):
     settings = ["algorithm.name=spear-dr-bot-grpo", "run.steps=3", "optim.learning_rate=1e-6"]
     settings += ["eval.every=1", "eval.tasks=16", "eval.temperature=1"]
     exact = ("+actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=fp32",)
-    together = ("trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.num_gpus=2")
-    together += ("actor_rollout_ref.rollout.tensor_model_parallel_size=2",)  # one server, so that it draws the same
+    one_server = ("actor_rollout_ref.rollout.tensor_model_parallel_size=2",)  # so that it draws the same
     one = train(tmp_path / "one", model, *settings, verl=exact)
-    two = train(tmp_path / "two", model, *settings, verl=exact + together)
+    two = train(tmp_path / "two", model, *settings, verl=exact + on(2) + one_server)
     assert [bool(step["spear/replay/fired"]) for step in two] == [False, True, True]
     for alone, shared in zip(one, two, strict=True):
         names = [n for n in alone if n.startswith(("actor/", "critic/", "spear/", "val-core/")) and "/perf/" not in n]
-        assert {"actor/pg_loss", "actor/grad_norm", "spear/replay/baseline", "val-core/game:tasks/acc/mean@1"} <= {
-            *names
-        }
+        assert {"actor/pg_loss", "actor/grad_norm", "spear/replay/baseline"} <= {*names}
         assert {n: shared[n] for n in names} == pytest.approx({n: alone[n] for n in names}, rel=1e-5, abs=1e-6)
     assert 0 < sum(step["val-core/game:tasks/acc/mean@1"] for step in two) < 3
 
