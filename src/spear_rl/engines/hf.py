@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from spear_rl.engines.agreement import disagreement
-from spear_rl.engines.attention import attached_memory, detach_memory, has_kernel, use_packed_attention
+from spear_rl.engines.attention import attached_memory, detach_memory, has_kernel
 from spear_rl.engines.base import Batch, NonFiniteLossError, Term
 from spear_rl.engines.decoding import Decoder
+from spear_rl.engines.layers import checkpoint_layers, prepare_layers
 from spear_rl.engines.lora import merged_weights, save_adapter
 from spear_rl.engines.masters import Masters
 from spear_rl.engines.memory import automatic_tokens, footprint, free_bytes
@@ -104,7 +105,7 @@ class HFEngine:
         self.packed = self._packs(packed)
         self._compiled = self.packed and model.device.type == "cuda" if compiled is None else compiled
         self._checkpointing = checkpointing
-        _prepare(model, packed=self.packed, compiled=self._compiled, checkpointing=checkpointing)
+        prepare_layers(model, packed=self.packed, compiled=self._compiled, checkpointing=checkpointing)
         ends = _end_ids(model, tokenizer) if end_ids is None else list(end_ids)
         self._generator = torch.Generator(device=model.device).manual_seed(seed)
         self._slots: SlotDecoder | None = None
@@ -145,7 +146,7 @@ class HFEngine:
         frozen = copy.deepcopy(source, slots).eval().requires_grad_(False).to(self.model.device)
         detach_memory(frozen)
         Masters(frozen, self.model.get_input_embeddings().weight.dtype)
-        _prepare(frozen, packed=self.packed, compiled=False, checkpointing=False)
+        prepare_layers(frozen, packed=self.packed, compiled=False, checkpointing=False)
         self._reference = frozen
 
     def generate(self, prompts: Sequence[list[int]]) -> list[Completion]:
@@ -178,7 +179,7 @@ class HFEngine:
     def update(self, terms: Sequence[Term]) -> Metrics:
         """Accumulate the gradient of every term, then take one optimizer step."""
         if self._checkpointing:
-            _checkpoint_layers(self.model)
+            checkpoint_layers(self.model)
         self._optimizer.zero_grad(set_to_none=True)
         metrics: Metrics = {}
         with memory_for(f"learning from the {terms[0].name} rows", self._less_to_learn):
@@ -366,32 +367,6 @@ class EvaluationGenerator:
             return Lockstep(self)
         self._seed += 1
         return GuardedStream(self._slots.stream(self._sampling, seed=self._seed), self._way_out)
-
-
-def _prepare(model: Any, *, packed: bool, compiled: bool, checkpointing: bool) -> None:
-    """Attention, compilation and checkpointing of a model's layers."""
-    if packed:
-        use_packed_attention(model)
-    if checkpointing:
-        if not model.supports_gradient_checkpointing:
-            raise UserError(f"engine.checkpointing: {type(model).__name__} cannot do it; leave it out")
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    if compiled:
-        kinds = set(model._no_split_modules or ())
-        for module in model.modules():
-            if type(module).__name__ in kinds:
-                # The layers are alike, so the first one's code serves all; sizes are symbols, so no size compiles anew.
-                module.compile(dynamic=True)
-
-
-def _checkpoint_layers(model: Any) -> None:
-    """transformers checkpoints in training mode only. Nothing else may be in it: no dropout, no noise in a router."""
-    for module in model.modules():
-        if getattr(module, "gradient_checkpointing", False):
-            module.training = True
-            for name, value in vars(module).items():
-                if isinstance(value, float) and "drop" in name:
-                    setattr(module, name, 0.0)
 
 
 def _end_ids(model: Any, tokenizer: Any) -> list[int]:
