@@ -153,6 +153,8 @@ def test_the_joint_loss_is_the_cores_however_a_mini_batch_is_cut(name, seed, cut
         data |= {"spear": torch.stack([row["spear"] for row in part]), "dp_size": 1}
         value, metrics = rows.joint_loss({"log_probs": pad(now[begin:end])}, data, losses=[loss, loss])
         total += float(value)
+        kinds = ("actor", "spear/replay")
+        assert {"kl_coef", *(f"{kind}/{name}" for kind in kinds for name in ("tokens", "clipped"))} == {*metrics}
         assert metrics.pop("kl_coef") == 0.1
         for metric in metrics:
             summed[metric] += metrics[metric].aggregate()

@@ -51,7 +51,7 @@ def joint_loss(
             loss, found = losses[number](model_output=model_output, data=part, dp_group=dp_group)
             total, share = total + weight * loss, float(part["response_mask"].sum()) * data["dp_size"] / num_tokens
             for name, x in found.items():
-                is_mean = getattr(getattr(x, "aggregation", None), "value", None) == "mean"
-                x = type(x)("sum", x.aggregate() * share) if is_mean else x
+                if getattr(getattr(x, "aggregation", None), "value", None) == "mean":
+                    x = type(x)("sum", x.aggregate() * share)
                 metrics[name.replace("actor/", "spear/replay/") if number else name] = x
     return total, metrics
