@@ -1,0 +1,1 @@
+"""SPEAR inside verl on one GPU: what docs/results.md says of it."""
