@@ -59,8 +59,8 @@ class Browser:
         self._loading(lambda: self._asked("Page.navigate", url=address), address)
 
     def value(self, script: str) -> object:
-        """What an expression of JavaScript comes to on the page."""
-        answer = self._asked("Runtime.evaluate", expression=script, returnByValue=True)
+        """What an expression of JavaScript comes to on the page; a promise's is waited for."""
+        answer = self._asked("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
@@ -114,6 +114,8 @@ class Browser:
         while not self._is_loaded(start, address):
             assert time.monotonic() < deadline, "no page was loaded"
             self._take(0.1)
+        # The first frame gives `autofocus` its field, and may come after the load event; the second one follows it.
+        self.value("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
 
     def _is_loaded(self, start: int, address: str) -> bool:
         has_arrived = False
