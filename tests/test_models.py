@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -102,6 +104,29 @@ def test_a_writer_that_dies_leaves_no_half_model_behind(reads, tmp_path, monkeyp
     monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "save_pretrained", lambda *a, **k: 1 / 0)
     model_by_name("smollm2", texts=list, seed=0)
     assert not list((tmp_path / "cache" / "smollm2").iterdir())
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_start(reads, tmp_path, monkeypatch):
+    import transformers
+
+    cache, copy = tmp_path / "cache" / "smollm2", tmp_path / "copy"
+    save = transformers.PreTrainedTokenizerFast.save_pretrained
+
+    def saved(self, folder, **options):  # a kill now would leave just this
+        shutil.copytree(folder, copy / Path(folder).name)
+        return save(self, folder, **options)
+
+    monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "save_pretrained", saved)
+    model_by_name("smollm2", texts=list, seed=0)
+    shutil.rmtree(cache)
+    shutil.copytree(copy, cache)
+    [left] = cache.iterdir()
+    assert (left / "model.safetensors").exists()
+    model_by_name("smollm2", texts=list, seed=0)
+    model_by_name("smollm2", texts=list, seed=0)
+    assert len(reads) == 2, "half a folder is not taken for a whole one, a whole one is"
+    assert len(list(cache.iterdir())) == 1
+    assert not left.exists()
 
 
 @pytest.mark.slow

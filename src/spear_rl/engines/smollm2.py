@@ -31,13 +31,15 @@ def smollm2(in_folder: Callable[[Path], tuple[Any, Any]]) -> tuple[Any, Any]:
     model, tokenizer = _read(file)
     with contextlib.suppress(Exception):  # a full disk speaks with many voices, and another process may be first
         folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = tempfile.mkdtemp(dir=folder.parent, prefix=".", suffix=".part")
+        temporary = tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-", suffix=".part")
         try:
             model.save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
             os.replace(temporary, folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+        for part in folder.parent.glob(f".{folder.name}-*.part"):  # of processes that were killed, or come too late
+            shutil.rmtree(part, ignore_errors=True)
     return model, tokenizer
 
 
