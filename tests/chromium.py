@@ -22,7 +22,6 @@ class Browser:
         self._read, to_write = os.pipe()
         command = [PROGRAM, "--headless=new", "--remote-debugging-pipe", f"--user-data-dir={folder}", "--disable-gpu"]
         command += ["--no-sandbox", "--disable-dev-shm-usage", "--no-first-run", f"--window-size={width},{height}"]
-        command += ["--allow-pre-commit-input"]  # keys pressed before a page is first painted count, too
 
         def as_chromium_expects() -> None:
             # It reads commands from descriptor 3 and answers on 4.
