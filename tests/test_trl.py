@@ -31,6 +31,7 @@ from spear_rl.functional import (
     group_relative,
     keep_low_covariance,
     recalibrate,
+    sequence_mean,
     token_mean,
 )
 from spear_rl.integrations.trl import (
@@ -38,7 +39,6 @@ from spear_rl.integrations.trl import (
     dr_bot_settings,
     episode,
     padded,
-    row_mean,
     share,
     supported_trainer,
     tool_bonus,
@@ -194,7 +194,7 @@ def test_the_replay_term_and_its_gradient_are_the_cores_on_the_same_rows(trainer
     run = trainer(Caught, spear=ALWAYS | {"covariance": TIGHT}, loss_type=loss_type, max_steps=2, epsilon_high=0.28)
     run.train()
     (rows, logprobs, pull, value, generator), *_ = run.replays
-    reduce = {"grpo": row_mean, "dr_grpo": partial(fixed_length_mean, length=6)}.get(loss_type, token_mean)
+    reduce = {"grpo": sequence_mean, "dr_grpo": partial(fixed_length_mean, length=6)}.get(loss_type, token_mean)
     keep = partial(keep_low_covariance, fraction=0.2, low=0.0, high=40.0, generator=generator)
     inputs = LossInputs(logprobs.requires_grad_(), rows.old_logprobs, rows.advantages, rows.mask)
     out = clipped_surrogate(inputs, clip_low=0.2, clip_high=0.28, reduce=reduce, keep=keep)
