@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -271,11 +271,12 @@ class Config:
     eval: Eval = field(default_factory=Eval)
 
 
-def load(source: str | None, overrides: Sequence[str] = ()) -> Config:
-    """Defaults, then a preset or a TOML file, then `section.key=value` overrides; checked."""
+def load(source: str | None, overrides: Sequence[str] = (), *, table: Mapping[str, Any] | None = None) -> Config:
+    """Defaults, then a preset or a TOML file, then a `table`, then `section.key=value` overrides; checked."""
     config = Config()
     if source:
         update(config, _table(source))
+    update(config, table or {})
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals:

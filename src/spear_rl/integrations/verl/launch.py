@@ -11,11 +11,10 @@ from typing import Any
 
 from spear_rl.algorithms import Algorithm, ClippedSurrogate, FixedLength, SequenceMean, TokenMean
 from spear_rl.algorithms.base import label
-from spear_rl.config import Config, check, load, resolved, to_toml, value_of
+from spear_rl.config import Config, load, to_toml, value_of
 from spear_rl.errors import ConfigError
 from spear_rl.integrations.upstream import require_names, require_version
 from spear_rl.playing import tasks_of
-from spear_rl.settings import update
 from spear_rl.wiring import algorithm_of
 
 _WORDS: dict[str, Any] = tomllib.loads((resources.files(__package__) / "translation.toml").read_text("utf-8"))
@@ -30,10 +29,8 @@ def config_of(block: Mapping[str, Any] | None) -> Config:
     """The block `spear` of verl's configuration: settings of ours, over those of the TOML `file` if it names one."""
     if block is None:
         raise ConfigError("verl's configuration has no block spear: add e.g. +spear.algorithm.name=spear-grpo")
-    config = load(block.get("file"))
-    update(config, {name: section for name, section in block.items() if name != "file"})
-    check(config)
-    expressible(algorithm_of(resolved(config)))
+    config = load(block.get("file"), table={name: section for name, section in block.items() if name != "file"})
+    expressible(algorithm_of(config))
     return config
 
 
