@@ -271,12 +271,12 @@ class Config:
     eval: Eval = field(default_factory=Eval)
 
 
-def load(source: str | None, overrides: Sequence[str] = (), *, table: Mapping[str, Any] | None = None) -> Config:
-    """Defaults, then a preset or a TOML file, then a `table`, then `section.key=value` overrides; checked."""
+def load(source: str | None, overrides: Sequence[str] = (), *, block: Mapping[str, Any] | None = None) -> Config:
+    """Defaults, then a preset or a TOML file, then a `block` of sections, then `section.key=value` overrides; checked."""
     config = Config()
     if source:
         update(config, _table(source))
-    update(config, table or {})
+    update(config, block or {})
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals:

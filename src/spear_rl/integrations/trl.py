@@ -175,7 +175,7 @@ class SpearGRPOTrainer(supported_trainer()):  # type: ignore[misc]
 
     Args:
         spear: arguments of `spear_rl.algorithms.spear` (imitation, max_age, fraction, covariance, ...); what is left
-            out is the paper's. None: no self-imitation, exactly a GRPOTrainer.
+            out has its default there. None: no self-imitation, exactly a GRPOTrainer.
     """
 
     def __init__(self, *args: Any, spear: Mapping[str, Any] | None = MappingProxyType({}), **kwargs: Any) -> None:
@@ -196,9 +196,11 @@ class SpearGRPOTrainer(supported_trainer()):  # type: ignore[misc]
         require_trainable(self.args, options)
         reductions: dict[str, Reduce] = {"grpo": SequenceMean(), "dr_grpo": FixedLength(self.max_completion_length)}
         reduction = reductions.get(self.loss_type, TokenMean())
-        loss = ClippedSurrogate(clip_low=self.epsilon_low, clip_high=self.epsilon_high, reduction=reduction)
+        clips = {"clip_low": self.epsilon_low, "clip_high": self.epsilon_high, "dual_clip": self.args.delta}
+        base = grpo(divide_by_std=self.scale_rewards != "none")
         try:
-            return spear(replace(grpo(), loss=loss), bonus=None, **{"seed": self.args.seed, **options})
+            base = replace(base, loss=ClippedSurrogate(**clips, reduction=reduction))
+            return spear(base, bonus=None, **{"seed": self.args.seed, **options})
         except (TypeError, ValueError) as error:
             raise ConfigError(f"spear: {error}") from error
 

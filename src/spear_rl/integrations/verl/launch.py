@@ -29,7 +29,7 @@ def config_of(block: Mapping[str, Any] | None) -> Config:
     """The block `spear` of verl's configuration: settings of ours, over those of the TOML `file` if it names one."""
     if block is None:
         raise ConfigError("verl's configuration has no block spear: add e.g. +spear.algorithm.name=spear-grpo")
-    config = load(block.get("file"), table={name: section for name, section in block.items() if name != "file"})
+    config = load(block.get("file"), block={name: section for name, section in block.items() if name != "file"})
     expressible(algorithm_of(config))
     return config
 
