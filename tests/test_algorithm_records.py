@@ -258,7 +258,7 @@ def test_verl_is_given_the_same_algorithm(name):
 @pytest.mark.parametrize("name", ["plain", "spear-plain"])
 def test_verl_refuses_a_loss_that_it_cannot_be_set_to(name):
     full = name.replace("plain", "outside_package.algorithms:plain")
-    with pytest.raises(ConfigError, match="with verl a loss is a ClippedSurrogate"):
+    with pytest.raises(ConfigError, match="verl needs a ClippedSurrogate"):
         launch.config_of({"algorithm": {"name": full, "covariance": {"replay": "none"}}})
 
 

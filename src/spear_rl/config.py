@@ -272,7 +272,7 @@ class Config:
 
 
 def load(source: str | None, overrides: Sequence[str] = (), *, block: Mapping[str, Any] | None = None) -> Config:
-    """Defaults, then a preset or a TOML file, then a `block` of sections, then `section.key=value` overrides; checked."""
+    """Defaults, then a preset or a TOML file, a `block` of sections, and `section.key=value` overrides; checked."""
     config = Config()
     if source:
         update(config, _table(source))

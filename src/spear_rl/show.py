@@ -31,10 +31,10 @@ def _rows(record: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _worded(value: Any) -> str:
-    if is_dataclass(value):
-        return type(value).__name__
-    if callable(value) and hasattr(value, "__qualname__"):
-        return f"{value.__module__}:{value.__qualname__}"
+    from spear_rl.algorithms.base import label
+
+    if callable(value) or is_dataclass(value):
+        return label(value)
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 

@@ -20,19 +20,11 @@ def dr_bot(base: Algorithm, *, max_length: int = 1024, keep_groups: float = 0.75
     """
     if base.imitation:
         raise ValueError("dr_bot goes inside, or replay would keep the loss from before: spear(dr_bot(base))")
+    clips = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 10.0}
+    reduction = FixedLength(max_length)
     return replace(
         base,
         advantages=changed(base, "advantages", "dr_bot", "GroupRelative() or GiGPO()", divide_by_std=False),
-        loss=changed(
-            base,
-            "loss",
-            "dr_bot",
-            "ClippedSurrogate()",
-            clip_low=0.2,
-            clip_high=0.28,
-            dual_clip=10.0,
-            kl=0.0,
-            reduction=FixedLength(max_length),
-        ),
+        loss=changed(base, "loss", "dr_bot", "ClippedSurrogate()", **clips, kl=0.0, reduction=reduction),
         filters=(*base.filters, Overlong(), Void(), Repetitive(), Unreadable(), FlatGroups(keep=keep_groups)),
     )

@@ -84,15 +84,9 @@ class ClippedSurrogate:
 
     def _kept(self, inputs: LossInputs) -> Tensor:
         assert self.covariance
-        return keep_low_covariance(
-            inputs,
-            fraction=self.covariance.fraction,
-            low=self.covariance.low,
-            high=self.covariance.high,
-            generator=inputs.generator,
-            clip_low=self.clip_low,
-            clip_high=self.clip_high,
-        )
+        own = {"fraction": self.covariance.fraction, "low": self.covariance.low, "high": self.covariance.high}
+        bounds = {"clip_low": self.clip_low, "clip_high": self.clip_high}
+        return keep_low_covariance(inputs, generator=inputs.generator, **own, **bounds)
 
     def _penalty(self, inputs: LossInputs) -> Tensor:
         assert self.covariance

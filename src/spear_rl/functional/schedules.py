@@ -21,7 +21,10 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Cosine:
-    """Half a cosine from `start` at step 0 to `end` at `steps`; `end` after that."""
+    """Half a cosine from `start` at step 0 to `end` at `steps`; `end` after that.
+
+    The paper's mu(t) is `cosine(1, 0, T_decay)` and its gamma(t) is `cosine(0, c, T_warm)`.
+    """
 
     start: float
     end: float
@@ -33,17 +36,7 @@ class Cosine:
         return self.end + (self.start - self.end) * (1 + math.cos(math.pi * step / self.steps)) / 2
 
 
-def constant(value: float) -> Schedule:
-    """Always `value`."""
-    return Constant(value)
-
-
-def cosine(start: float, end: float, steps: int) -> Schedule:
-    """Half a cosine from `start` at step 0 to `end` at `steps`; `end` after that.
-
-    The paper's mu(t) is `cosine(1, 0, T_decay)` and its gamma(t) is `cosine(0, c, T_warm)`.
-    """
-    return Cosine(start, end, steps)
+constant, cosine = Constant, Cosine
 
 
 def as_schedule(coefficient: float | Schedule) -> Schedule:

@@ -18,11 +18,7 @@ from spear_rl.playing import tasks_of
 from spear_rl.wiring import algorithm_of
 
 _WORDS: dict[str, Any] = tomllib.loads((resources.files(__package__) / "translation.toml").read_text("utf-8"))
-_REDUCTIONS = {
-    TokenMean: "token-mean",
-    SequenceMean: "seq-mean-token-mean",
-    FixedLength: "seq-mean-token-sum-norm",
-}
+_REDUCTIONS = {TokenMean: "token-mean", SequenceMean: "seq-mean-token-mean", FixedLength: "seq-mean-token-sum-norm"}
 
 
 def config_of(block: Mapping[str, Any] | None) -> Config:
@@ -36,15 +32,13 @@ def config_of(block: Mapping[str, Any] | None) -> Config:
 
 def expressible(algorithm: Algorithm) -> Any:
     """The algorithm, if verl's own loss can be set to its losses; otherwise one sentence that says why not."""
-    replayed = algorithm.imitation.loss if algorithm.imitation else algorithm.loss
-    for loss in (algorithm.loss, replayed):
+    losses: list[Any] = [part.loss for part in (algorithm, algorithm.imitation) if part]
+    for loss in losses:
         if not isinstance(loss, ClippedSurrogate) or type(loss.reduction) not in _REDUCTIONS:
             known = ", ".join(kind.__name__ for kind in _REDUCTIONS)
-            raise ConfigError(
-                f"algorithm.name: with verl a loss is a ClippedSurrogate reduced by {known}, not {label(loss)}"
-            )
-    clips = [clip.kind for clip in (algorithm.loss.covariance, replayed.covariance) if clip]  # type: ignore[attr-defined]
-    if "kl" in clips or algorithm.loss.covariance:  # type: ignore[attr-defined]
+            raise ConfigError(f"algorithm.name: verl needs a ClippedSurrogate reduced by {known}, not {label(loss)}")
+    on_policy, *replayed = [loss.covariance for loss in losses]
+    if on_policy or any(clip and clip.kind == "kl" for clip in replayed):
         raise ConfigError("algorithm.covariance: with verl, replay is clip or none, and on_policy verl's own loss_mode")
     return algorithm
 
