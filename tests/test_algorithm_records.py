@@ -179,7 +179,7 @@ def test_dr_bot_wraps_a_record_from_outside_that_has_the_field():
 
 
 def test_wrappers_in_the_wrong_order_or_twice_are_refused():
-    with pytest.raises(ValueError, match=r"spear\(dr_bot\(base\)\)"):
+    with pytest.raises(ConfigError, match=r"spear\(dr_bot\(base\)\)"):
         dr_bot(spear(grpo()))
     with pytest.raises(ValueError, match="wrap it once"):
         spear(spear(grpo(), bonus=None), bonus=None)

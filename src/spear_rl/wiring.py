@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from spear_rl.algorithms import Algorithm, CovarianceClip, SettingError, distinct_tool_bonus, named, tool_bonus
+from spear_rl.algorithms.base import AlgorithmError
 from spear_rl.config import AlgorithmConfig, Config, value_of
 from spear_rl.engines.hf import HFEngine
 from spear_rl.engines.lora import adapter_base, adapter_in_folder, is_adapter, with_adapter
@@ -71,7 +72,7 @@ def algorithm_of(config: Config) -> Algorithm:
         raise ConfigError(
             f"algorithm.{key}={value}: {error.sentence}; with algorithm.name={settings.name} {way_out}"
         ) from error
-    except ValueError as error:
+    except AlgorithmError as error:
         raise ConfigError(f"algorithm.name={settings.name}: {error}") from error
 
 

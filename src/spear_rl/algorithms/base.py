@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from spear_rl.algorithms.imitation import SelfImitation
+from spear_rl.errors import ConfigError
 from spear_rl.functional.inputs import LossFn
 from spear_rl.functional.schedules import Schedule
 from spear_rl.types import Group, Trajectory
@@ -89,7 +90,11 @@ class Algorithm:
             generator.set_state(saved)
 
 
-class SettingError(ValueError):
+class AlgorithmError(ConfigError, ValueError):
+    """A wrapper that does not go with its base."""
+
+
+class SettingError(AlgorithmError):
     """A setting that an algorithm has no place for."""
 
     def __init__(self, name: str, sentence: str) -> None:
@@ -113,7 +118,7 @@ def changed(base: Algorithm, part: str, wrapper: str, instead: str, **values: An
     """A part of `base` with other settings, or one sentence why `wrapper` cannot wrap it."""
     old = getattr(base, part)
     if missing := [name for name in values if name not in field_names(old)]:
-        raise ValueError(
+        raise AlgorithmError(
             f"{wrapper} sets {', '.join(missing)} of the {part}, which {label(old)} does not have: "
             f"pass a record with such fields, e.g. {instead}"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spear_rl.algorithms.base import Algorithm, changed
+from spear_rl.algorithms.base import Algorithm, AlgorithmError, changed
 from spear_rl.algorithms.filters import FlatGroups, Overlong, Repetitive, Unreadable, Void
 from spear_rl.algorithms.losses import FixedLength
 
@@ -19,7 +19,7 @@ def dr_bot(base: Algorithm, *, max_length: int = 1024, keep_groups: float = 0.75
         keep_groups: the share of groups, those with the largest spread, that trains.
     """
     if base.imitation:
-        raise ValueError("dr_bot goes inside, or replay would keep the loss from before: spear(dr_bot(base))")
+        raise AlgorithmError("dr_bot goes inside, or replay would keep the loss from before: spear(dr_bot(base))")
     clips = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 10.0}
     reduction = FixedLength(max_length)
     return replace(

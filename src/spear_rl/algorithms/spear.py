@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from spear_rl.algorithms.base import Algorithm, Bonus, SettingError, field_names, label, with_settings
+from spear_rl.algorithms.base import Algorithm, AlgorithmError, Bonus, SettingError, field_names, label, with_settings
 from spear_rl.algorithms.imitation import Remembered, SelfImitation
 from spear_rl.algorithms.losses import CovarianceClip
 from spear_rl.functional.inputs import LossFn
@@ -83,7 +83,7 @@ def spear(
     if imitation is None:
         return base
     if base.imitation:
-        raise ValueError("spear: the base imitates itself already: wrap it once")
+        raise AlgorithmError("spear: the base imitates itself already: wrap it once")
     memory: ReplayBuffer[Remembered] = ReplayBuffer(
         capacity=2 * capacity if draw_when == "when_full" else capacity, max_age=max_age
     )
