@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import references
-from spear_rl.algorithms import dr_bot, dr_grpo, gigpo, grpo, rloo
-from spear_rl.algorithms.gigpo import gigpo_advantages
+from spear_rl.algorithms import GiGPO, dr_bot, dr_grpo, gigpo, grpo, rloo
 from spear_rl.functional import discounted_returns, group_relative, leave_one_out, recalibrate
 from spear_rl.functional import gigpo as gigpo_estimator
 from spear_rl.types import Group
@@ -246,7 +245,7 @@ def test_the_episode_mean_is_over_trajectories_not_over_turns():
 
 def test_an_empty_state_key_equals_no_other():
     same = references.group(references.episode(1, 0), references.episode(0, 0))
-    assert gigpo_advantages([same], divide_by_std=False) == [[0.5, 0.5], [-0.5, -0.5]]
+    assert GiGPO(divide_by_std=False)([same]) == [[0.5, 0.5], [-0.5, -0.5]]
 
 
 def test_equal_states_of_different_groups_are_not_compared():

@@ -8,7 +8,6 @@ import math
 import random
 from collections.abc import Sequence
 from fractions import Fraction
-from functools import partial
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from spear_rl.algorithms import (
     BASES,
     Algorithm,
     Bonus,
+    ClippedSurrogate,
     CovarianceClip,
     SelfImitation,
     distinct_tool_bonus,
@@ -34,6 +34,7 @@ from spear_rl.algorithms import (
     spear,
     tool_bonus,
     with_covariance_clip,
+    with_settings,
 )
 from spear_rl.algorithms.imitation import Replay
 from spear_rl.functional import LossInputs, clipped_surrogate, constant, cosine
@@ -92,11 +93,11 @@ def test_spear_with_everything_off_is_the_base_itself(make):
 def test_spear_changes_neither_advantages_nor_the_on_policy_loss(make):
     base = make()
     changed = {name for name, value in fields(spear(base)).items() if value != fields(base)[name]}
-    assert changed == {"bonus", "imitation", "generators"}
+    assert changed == {"bonus", "imitation"}
     changed = {name for name, value in fields(spear(base, imitation=None)).items() if value != fields(base)[name]}
     assert changed == {"bonus"}
     changed = {name for name, value in fields(spear(base, bonus=None)).items() if value != fields(base)[name]}
-    assert changed == {"imitation", "generators"}
+    assert changed == {"imitation"}
 
 
 @quick
@@ -148,7 +149,7 @@ def test_dr_bot_clips_higher_and_twice_and_divides_by_a_constant(seed, length):
 
 
 def test_dr_bot_has_no_term_towards_a_reference():
-    with_kl = dataclasses.replace(grpo(), loss=partial(clipped_surrogate, kl_coefficient=0.5))
+    with_kl = dataclasses.replace(grpo(), loss=ClippedSurrogate(kl=0.5))
     tokens = random_tokens(4)
     assert with_kl.loss(loss_inputs(tokens)).loss.item() != pytest.approx(expected_loss(tokens, high=0.28))
     expected = expected_loss(tokens, high=0.28, dual=10.0, length=1024)
@@ -212,7 +213,7 @@ def test_the_bounds_and_the_fraction_of_the_clip_are_the_callers():
     narrow = spear(grpo(), covariance=CovarianceClip(low=17, high=60))
     assert narrow.imitation.loss(one_candidate(0.0)).loss.item() == pytest.approx(-1.0)
     default = CovarianceClip()
-    assert (default.fraction, default.low, default.high) == (0.02, 1.0, 40.0)
+    assert (default.fraction, default.low, default.high) == (0.02, 2.0, 60.0)
 
 
 @quick
@@ -231,7 +232,7 @@ def test_kl_cov_in_the_replay_loss_adds_its_penalty():
 
 
 def test_imitation_is_not_paid_for_being_random():
-    base = dataclasses.replace(grpo(), loss=partial(grpo().loss, entropy_bonus=0.5))
+    base = with_settings(grpo(), entropy_bonus=0.5)
     inputs = loss_inputs(random_tokens(9))
     algorithm = spear(base, covariance=CovarianceClip(kind="none"))
     assert torch.equal(algorithm.imitation.loss(inputs).loss, grpo().loss(inputs).loss)
@@ -767,7 +768,10 @@ def lived(algorithm: Algorithm, seed: int, steps: range) -> list[tuple[Replay, f
         algorithm.imitation.observe(groups)
         replay = algorithm.imitation.draw(step, random.Random(step), num_played=16)
         algorithm.imitation.keep(groups, advantages, step, dropped=dropped)
-        losses = [loss(inputs).loss.item() for loss in (algorithm.loss, algorithm.imitation.loss)]
+        losses = [
+            part.loss(dataclasses.replace(inputs, generator=part.generator)).loss.item()
+            for part in (algorithm, algorithm.imitation)
+        ]
         out.append((replay, losses[0], losses[1]))
     return out
 

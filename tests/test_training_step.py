@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import inspect
 import random
-from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
 from conftest import RecordingEngine
-from spear_rl.algorithms import CovarianceClip, dr_bot, gigpo, grpo, spear
+from spear_rl.algorithms import CovarianceClip, dr_bot, gigpo, grpo, spear, with_covariance_clip
 from spear_rl.envs import ENVIRONMENTS
-from spear_rl.functional import keep_low_covariance
 from spear_rl.rollout import ChatRenderer, Observation, Sampling, StepResult, Task, collect_groups, growing_chat
 from spear_rl.train import step as step_module
 from spear_rl.train.step import minibatches, train_step
@@ -155,10 +153,7 @@ def test_covariance_clipping_with_equal_advantages_clips_nothing(make_engine, to
 
 
 def test_covariance_clipping_holds_tokens_back_where_advantages_differ(make_engine, tokenizer):
-    base = grpo()
-    generator = torch.Generator().manual_seed(0)
-    keep = partial(keep_low_covariance, fraction=0.3, low=0.0, high=1e9, generator=generator)
-    algorithm = replace(base, loss=partial(base.loss, keep=keep))
+    algorithm = with_covariance_clip(grpo(), CovarianceClip(fraction=0.3, low=0.0, high=1e9))
     metrics = run(
         algorithm, make_engine(sampling=Sampling(max_new_tokens=2)), tokenizer, steps=4, group_size=8, tasks=EVEN_TASKS
     )

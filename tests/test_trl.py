@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from dataclasses import replace
 from functools import partial
 from importlib import metadata
 
@@ -19,7 +20,7 @@ from trl.chat_template_utils import qwen3_chat_template
 from trl.trainer import grpo_trainer
 
 import spear_rl.integrations.trl
-from spear_rl.algorithms import CovarianceClip
+from spear_rl.algorithms import ALGORITHMS, CovarianceClip
 from spear_rl.algorithms import tool_bonus as core_tool_bonus
 from spear_rl.engines.tiny import tiny_model, tiny_tokenizer
 from spear_rl.errors import ConfigError, MissingExtraError, UserError
@@ -31,6 +32,7 @@ from spear_rl.functional import (
     group_relative,
     keep_low_covariance,
     recalibrate,
+    sequence_mean,
     token_mean,
 )
 from spear_rl.integrations.trl import (
@@ -38,7 +40,7 @@ from spear_rl.integrations.trl import (
     dr_bot_settings,
     episode,
     padded,
-    row_mean,
+    settings_of,
     share,
     supported_trainer,
     tool_bonus,
@@ -194,7 +196,7 @@ def test_the_replay_term_and_its_gradient_are_the_cores_on_the_same_rows(trainer
     run = trainer(Caught, spear=ALWAYS | {"covariance": TIGHT}, loss_type=loss_type, max_steps=2, epsilon_high=0.28)
     run.train()
     (rows, logprobs, pull, value, generator), *_ = run.replays
-    reduce = {"grpo": row_mean, "dr_grpo": partial(fixed_length_mean, length=6)}.get(loss_type, token_mean)
+    reduce = {"grpo": sequence_mean, "dr_grpo": partial(fixed_length_mean, length=6)}.get(loss_type, token_mean)
     keep = partial(keep_low_covariance, fraction=0.2, low=0.0, high=40.0, generator=generator)
     inputs = LossInputs(logprobs.requires_grad_(), rows.old_logprobs, rows.advantages, rows.mask)
     out = clipped_surrogate(inputs, clip_low=0.2, clip_high=0.28, reduce=reduce, keep=keep)
@@ -249,6 +251,25 @@ def test_without_imitation_a_run_is_grpo_trainers_bit_for_bit(trainer, off, sett
 def test_dr_bot_settings_are_accepted_and_switch_off_cleanly(trainer):
     settings = dr_bot_settings(gradient_accumulation_steps=2) | {"mask_truncated_completions": False}
     assert_same_run(trained(trainer, GRPOTrainer, **settings), trained(trainer, spear=None, **settings))
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr-grpo", "dr-bot-grpo"])
+def test_a_name_is_the_same_algorithm_as_everywhere(trainer, name):
+    """TRL plays, so filters are not ours there; the bonus is a reward function."""
+    run = trainer(**settings_of(name), max_completion_length=1024)
+    assert run.spear == replace(ALGORITHMS[f"spear-{name}"](), bonus=None, filters=())
+    assert tool_bonus().weight == ALGORITHMS[f"spear-{name}"]().bonus.weight
+
+
+def test_grpo_config_as_it_comes_is_grpo(trainer):
+    assert trainer().spear.loss == ALGORITHMS["grpo"]().loss
+    assert settings_of("spear-grpo") == settings_of("grpo")
+
+
+@pytest.mark.parametrize("name", ["gigpo", "rloo", "spear-dr-bot-gigpo"])
+def test_what_grpo_config_cannot_express_is_said(name):
+    with pytest.raises(ConfigError, match="GRPOConfig can only express"):
+        settings_of(name)
 
 
 def test_dual_clip_and_trls_delta_are_one_thing(trainer):

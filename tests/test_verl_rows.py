@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
@@ -136,12 +137,11 @@ def test_the_joint_loss_is_the_cores_however_a_mini_batch_is_cut(name, seed, cut
     replay = term(rng, "replay", base.loss, count=2, weight=WEIGHT)
     laid = rows.rows_of([policy, replay], size=len(policy.batch) + len(replay.batch) + 2)
     now = [row["old_log_probs"] + 0.3 * torch.randn(len(row["old_log_probs"])) for row in laid]
-    keywords = base.loss.keywords
     loss = partial(
         written_out_loss,
-        low=keywords["clip_low"],
-        high=keywords["clip_high"],
-        dual=keywords.get("dual_clip") or 1e9,
+        low=base.loss.clip_low,
+        high=base.loss.clip_high,
+        dual=base.loss.dual_clip or 1e9,
         length=LENGTH if name == "dr_bot" else None,
     )
     pad = partial(pad_sequence, batch_first=True)
@@ -176,15 +176,15 @@ def test_the_joint_loss_is_the_cores_however_a_mini_batch_is_cut(name, seed, cut
 @settings(max_examples=20, deadline=None)
 def test_tokens_without_an_advantage_cost_what_the_covariance_clip_makes_them_cost(seed):
     rng, clip = random.Random(seed), CovarianceClip(fraction=0.2, low=0.0)
-    one, other = (spear(dr_bot(grpo()), covariance=clip, seed=5).imitation.loss for _ in range(2))
-    replay = term(rng, "replay", one, count=8)
+    one, other = (spear(dr_bot(grpo()), covariance=clip, seed=5).imitation for _ in range(2))
+    replay = replace(term(rng, "replay", one.loss, count=8), generator=one.generator)
     batch = replay.batch
     torch.manual_seed(seed)
     now = batch.old_logprobs + 0.1 * torch.randn(batch.advantages.shape)
     held, metrics = held_back(replay, now)
-    expected = other(LossInputs(now, batch.old_logprobs, batch.advantages, batch.mask))
-    plain = {name: value for name, value in one.keywords.items() if name != "keep"}
-    cost = one.func(LossInputs(now, batch.old_logprobs, held.batch.advantages, batch.mask), **plain)
+    inputs = LossInputs(now, batch.old_logprobs, batch.advantages, batch.mask, generator=other.generator)
+    expected = other.loss(inputs)
+    cost = replace(one.loss, covariance=None)(replace(inputs, advantages=held.batch.advantages))
     torch.testing.assert_close(cost.loss, expected.loss, atol=1e-6, rtol=1e-6)
     assert metrics["covariance_clip_fraction"] == pytest.approx(float(expected.metrics["covariance_clip_fraction"]))
     assert metrics["ratio"] == pytest.approx(float((now - batch.old_logprobs)[batch.mask].exp().mean()))

@@ -9,10 +9,11 @@ import logging
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 from spear_rl import __version__
 from spear_rl.errors import ConfigError, UserError
+from spear_rl.names import ALGORITHM_NAMES
 from spear_rl.rollout.env import TasksFn
 
 try:
@@ -177,18 +178,38 @@ def compare(
 
 @app.command()
 def show(
-    what: Annotated[str, typer.Argument(help="config, a preset, a config.toml, or a run folder.")] = "config",
+    what: Annotated[
+        str, typer.Argument(help="config, algorithm NAME, a preset, a config.toml, or a run folder.")
+    ] = "config",
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME] [SECTION.KEY=VALUE]...", help="What to change first.")
+    ] = None,
     episodes: Annotated[int, typer.Option(help="Of a run: how many of its newest episodes to print.")] = 1,
 ) -> None:
-    """Every setting with its meaning; or what a preset or run is set to, and how a run's episodes went."""
-    from spear_rl import config as configuration
-    from spear_rl.show import run_overview
+    """Every setting with its meaning; what an algorithm, a preset or a run is set to, and how a run's episodes went.
 
-    if Path(what).is_dir():
-        console.print(run_overview(Path(what), num_episodes=episodes), markup=False, highlight=False)
+    Example: spear show algorithm spear-dr-bot-grpo algorithm.imitation.max_age=10
+    """
+    from spear_rl import config as configuration
+    from spear_rl.show import record_overview, run_overview
+
+    name, overrides = _split(settings)
+    if what == "algorithm":
+        from spear_rl.wiring import algorithm_of
+
+        source = name if name in configuration.presets() or (name and Path(name).is_file()) else None
+        chosen = [f"algorithm.name={name}"] if name and not source else []
+        config = configuration.load(source, [*chosen, *overrides])
+        text = record_overview(config.algorithm.name, algorithm_of(config))
+    elif name:
+        raise ConfigError(f"{name!r} is no setting: write section.key=value, or `spear show algorithm NAME`")
+    elif Path(what).is_dir():
+        text = run_overview(Path(what), num_episodes=episodes)
+    elif what == "config" and not overrides:
+        text = configuration.to_toml(configuration.Config(), comments=True)
     else:
-        config = configuration.Config() if what == "config" else configuration.load(what)
-        console.print(configuration.to_toml(config, comments=True), markup=False, highlight=False, soft_wrap=True)
+        text = configuration.to_toml(configuration.load(None if what == "config" else what, overrides), comments=True)
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -302,7 +323,7 @@ def list_() -> None:
     table.add_row(
         "presets", "\n".join(f"{n}: {t.splitlines()[0].lstrip('# ')}" for n, t in configuration.presets().items())
     )
-    table.add_row("algorithms", ", ".join(get_args(configuration.AlgorithmName)))
+    table.add_row("algorithms", ", ".join([*ALGORITHM_NAMES, "or your own: package.module:function"]))
     table.add_row("environments", ", ".join(ENVIRONMENTS))
     table.add_row("models", ", ".join([*TINY_SIZES, "smollm2", "or any transformers folder"]))
     console.print(table)

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 from spear_rl.errors import ConfigError
+from spear_rl.names import ALGORITHM_NAMES, BASES, split_name
 from spear_rl.settings import documentation, literal, nearest, sections, to_toml, update, value_of
 
 __all__ = ["Config", "check", "documentation", "load", "presets", "resolved", "sections", "to_toml", "value_of"]
-
-AlgorithmName = Literal[
-    "grpo", "dr-grpo", "rloo", "gigpo", "dr-bot-grpo", "dr-bot-gigpo",
-    "spear-grpo", "spear-dr-grpo", "spear-rloo", "spear-gigpo", "spear-dr-bot-grpo", "spear-dr-bot-gigpo",
-]  # fmt: skip
 
 
 @dataclass
@@ -200,8 +196,8 @@ class CovarianceConfig:
 class AlgorithmConfig:
     """What is learned from the episodes."""
 
-    name: AlgorithmName = "spear-dr-bot-grpo"
-    """A base algorithm, or spear- before it: exactly that base wrapped."""
+    name: str = "spear-dr-bot-grpo"
+    """By name (`spear list`) or your own, package.module:function; with spear-, dr-bot- or spear-dr-bot- before it."""
     invalid_penalty: float = 0.1
     """Taken from a turn the environment could not act on."""
     format_bonus: float = 0.0
@@ -275,11 +271,12 @@ class Config:
     eval: Eval = field(default_factory=Eval)
 
 
-def load(source: str | None, overrides: Sequence[str] = ()) -> Config:
-    """Defaults, then a preset or a TOML file, then `section.key=value` overrides; checked."""
+def load(source: str | None, overrides: Sequence[str] = (), *, block: Mapping[str, Any] | None = None) -> Config:
+    """Defaults, then a preset or a TOML file, a `block` of sections, and `section.key=value` overrides; checked."""
     config = Config()
     if source:
         update(config, _table(source))
+    update(config, block or {})
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals:
@@ -334,10 +331,11 @@ def check(config: Config) -> None:
     for key, holds, rule in rules:
         if not holds:
             raise ConfigError(f"{key} {rule} (it is {value_of(config, key)!r})")
-    if config.algorithm.imitation.keep_step_part and "gigpo" not in config.algorithm.name:
-        raise ConfigError(
-            "algorithm.imitation.keep_step_part needs GiGPO's step advantages: set algorithm.name to one with gigpo"
-        )
+    name = config.algorithm.name
+    _, base = split_name(name)
+    if base not in BASES and ":" not in base:
+        known = f"it is one of: {', '.join(ALGORITHM_NAMES)}; or your own: package.module:function"
+        raise ConfigError(f"algorithm.name cannot be {name!r}{nearest(name, ALGORITHM_NAMES)}; {known}")
 
 
 def presets() -> dict[str, str]:

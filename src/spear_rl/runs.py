@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from spear_rl.algorithms import Algorithm
 from spear_rl.config import Config, to_toml
 from spear_rl.engines.base import NonFiniteLossError
 from spear_rl.engines.hf import HFEngine
@@ -49,16 +50,17 @@ def evaluated(
 def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """A whole run: cold start, RL, evaluations, checkpoints; its summary, which is also in run.dir/summary.json."""
     run_dir = Path(config.run.dir)
-    newest = _starting_point(run_dir, config)
+    newest, algorithm = _starting_point(run_dir, config), algorithm_of(config)
     panel = tasks_of(config, "train")
     held_out = tasks_of(config, config.eval.split, count=config.eval.tasks) if config.eval.tasks else []
     engine = engine_of(config, folder=newest)
     with Player(config, engine.tokenizer, processor=engine.processor) as player:
-        return _trained(config, engine, player, panel, held_out, newest, callbacks)
+        return _trained(config, algorithm, engine, player, panel, held_out, newest, callbacks)
 
 
 def _trained(
     config: Config,
+    algorithm: Algorithm,
     engine: HFEngine,
     player: Player,
     panel: Sequence[Task],
@@ -74,12 +76,12 @@ def _trained(
         with timed("time/sft", seconds):
             cold_start_from(config, engine, player, panel, callbacks)
     engine.reset_optimizer(config.optim.learning_rate)
-    if config.algorithm.kl:
+    if getattr(algorithm.loss, "kl", 0.0):
         _freeze_reference(config, engine, run_dir / "reference", is_new=newest is None)
     trainer = Trainer(
         run_dir=run_dir,
         engine=engine,
-        algorithm=algorithm_of(config),
+        algorithm=algorithm,
         collect=partial(_collected, config, engine, player, order),
         evaluate=lambda step: evaluated(config, engine, player, held_out, step=step) if held_out else None,
         learning_rate=_learning_rate(config),

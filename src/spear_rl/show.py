@@ -1,12 +1,41 @@
-"""A run folder as text: its summary, its last numbers, and whole episodes with the reason a turn did not train."""
+"""As text: an algorithm field by field; a run folder with its last numbers, episodes, and why a turn did not train."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from spear_rl.errors import UserError
+
+
+def record_overview(name: str, record: Any) -> str:
+    """A record by name, one line per field, of the records inside it too."""
+    rows = [("algorithm", name), *_rows(record, "")]
+    width = max(len(path) for path, _ in rows)
+    return "\n".join(f"{path:{width}s}  {value}" for path, value in rows)
+
+
+def _rows(record: Any, path: str) -> Iterator[tuple[str, str]]:
+    for entry in fields(record):
+        value, key = getattr(record, entry.name), f"{path}{entry.name}"
+        if not entry.repr:
+            continue  # state, not a setting
+        parts = value if isinstance(value, tuple) else (value,)
+        yield key, ", ".join(map(_worded, parts)) or "none"
+        for part in parts:
+            if is_dataclass(part):
+                yield from _rows(part, f"{key}.{type(part).__name__}." if isinstance(value, tuple) else f"{key}.")
+
+
+def _worded(value: Any) -> str:
+    from spear_rl.algorithms.base import label
+
+    if callable(value) or is_dataclass(value):
+        return label(value)
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def run_overview(run_dir: Path, *, num_episodes: int = 1) -> str:

@@ -9,16 +9,9 @@ from typing import Any
 
 import torch
 
-from spear_rl.algorithms import (
-    BASES,
-    Algorithm,
-    CovarianceClip,
-    distinct_tool_bonus,
-    spear,
-    tool_bonus,
-    with_covariance_clip,
-)
-from spear_rl.config import Config
+from spear_rl.algorithms import Algorithm, CovarianceClip, SettingError, distinct_tool_bonus, named, tool_bonus
+from spear_rl.algorithms.base import AlgorithmError
+from spear_rl.config import AlgorithmConfig, Config, value_of
 from spear_rl.engines.hf import HFEngine
 from spear_rl.engines.lora import adapter_base, adapter_in_folder, is_adapter, with_adapter
 from spear_rl.engines.models import model_by_name, model_in_folder, model_under_adapter, tiny_name
@@ -26,38 +19,31 @@ from spear_rl.engines.place import chosen_device, chosen_dtype
 from spear_rl.engines.shortage import memory_for
 from spear_rl.engines.tiny import TINY_SIZES
 from spear_rl.errors import ConfigError
-from spear_rl.functional.inputs import fixed_length_mean
 from spear_rl.functional.schedules import constant, cosine
 from spear_rl.playing import Player, runner_of, sampling_of, tasks_of
 
 __all__ = ["Player", "algorithm_of", "engine_of", "runner_of", "sampling_of", "tasks_of"]
 
+OWN = [
+    *("invalid_penalty", "format_bonus", "divide_by_std", "discount", "step_weight"),
+    *("clip_low", "clip_high", "dual_clip", "entropy_bonus", "kl"),
+]
+"""Settings of a base: fields, under the same names, of an algorithm and of its advantages and loss."""
+SAME = [
+    *("capacity", "max_age", "fraction", "gate", "percentile", "reweight", "require_tool", "age_decay", "update"),
+    "keep_step_part",
+]
+"""Settings of self-imitation that are keywords of `spear` under the same names."""
+
 
 def algorithm_of(config: Config) -> Algorithm:
-    """The named base with its settings, wrapped by SPEAR if the name says so."""
-    settings, wrapped = config.algorithm, config.algorithm.name.startswith("spear-")
-    base = BASES[settings.name.removeprefix("spear-")]()
-    loss: Any = base.loss
-    own = {"clip_low": settings.clip_low, "clip_high": settings.clip_high, "dual_clip": settings.dual_clip}
-    loss = partial(loss, **{name: value for name, value in own.items() if value is not None})
-    loss = partial(loss, entropy_bonus=settings.entropy_bonus, kl_coefficient=settings.kl)
-    advantages: Any = base.advantages
-    if settings.divide_by_std is not None and "divide_by_std" in advantages.keywords:
-        advantages = partial(advantages, divide_by_std=settings.divide_by_std)
-    if "gigpo" in settings.name:
-        advantages = partial(advantages, gamma=settings.discount, step_weight=settings.step_weight)
-    filters = base.filters
-    if "dr-bot" in settings.name:
-        loss = partial(loss, reduce=partial(fixed_length_mean, length=settings.max_length))
-        filters = tuple(partial(f, keep=settings.keep_groups) if isinstance(f, partial) else f for f in filters)
-    base = replace(
-        base,
-        advantages=advantages,
-        loss=loss,
-        filters=filters,
-        invalid_penalty=settings.invalid_penalty,
-        format_bonus=settings.format_bonus,
-    )
+    """The named algorithm with its settings.
+
+    One at its default leaves the algorithm's own value, which for ours is the same; a changed one is written into the
+    record that has it, or refused. Settings of a wrapper that the name does not have are not looked at.
+    """
+    settings, default = config.algorithm, AlgorithmConfig()
+    changed = {name: getattr(settings, name) for name in OWN if getattr(settings, name) != getattr(default, name)}
     covariance = settings.covariance
     clip = CovarianceClip(
         kind=covariance.on_policy,
@@ -67,34 +53,42 @@ def algorithm_of(config: Config) -> Algorithm:
         beta=covariance.beta,
     )
     if covariance.on_policy != "none":
-        base = with_covariance_clip(base, clip, seed=config.run.seed)
-    return _spear_of(config, base, replace(clip, kind=covariance.replay)) if wrapped else base
+        changed |= {"covariance": clip, "generator": torch.Generator().manual_seed(config.run.seed)}
+    try:
+        return named(
+            settings.name,
+            settings=changed,
+            dr_bot_options={"max_length": settings.max_length, "keep_groups": settings.keep_groups},
+            spear_options=_spear_options(config, replace(clip, kind=covariance.replay)),
+        )
+    except SettingError as error:
+        part = "replay" if covariance.on_policy == "none" else "on_policy"
+        key, way_out = {
+            "covariance": (f"covariance.{part}", f"set algorithm.covariance.{part}=none"),
+            "keep_step_part": ("imitation.keep_step_part", "set algorithm.name to one with gigpo"),
+            "bonus": ("bonus.mode", "set algorithm.bonus.mode=none to keep the base's"),
+        }.get(error.name, (error.name, f"leave it out (unset it is {str(getattr(default, error.name, None)).lower()})"))
+        value = str(value_of(settings, key)).lower()
+        raise ConfigError(
+            f"algorithm.{key}={value}: {error.sentence}; with algorithm.name={settings.name} {way_out}"
+        ) from error
+    except AlgorithmError as error:
+        raise ConfigError(f"algorithm.name={settings.name}: {error}") from error
 
 
-def _spear_of(config: Config, base: Algorithm, clip: CovarianceClip) -> Algorithm:
+def _spear_options(config: Config, clip: CovarianceClip) -> dict[str, Any]:
     bonus, imitation = config.algorithm.bonus, config.algorithm.imitation
     weights = {"none": None, "constant": constant(1.0), "cosine": cosine(1.0, 0.0, bonus.steps)}
-    return spear(
-        base,
-        bonus=weights[bonus.mode],
-        bonus_of=tool_bonus if bonus.count == "turns" else distinct_tool_bonus,
-        imitation=cosine(0.0, imitation.weight, imitation.warm_steps) if imitation.enabled else None,
-        capacity=imitation.capacity,
-        max_age=imitation.max_age,
-        history_size=imitation.history,
-        covariance=clip,
-        draw_when=imitation.draw,
-        keep_step_part=imitation.keep_step_part,
-        baseline_per_family=imitation.per_family,
-        seed=config.run.seed,
-        fraction=imitation.fraction,
-        gate=imitation.gate,
-        percentile=imitation.percentile,
-        reweight=imitation.reweight,
-        require_tool=imitation.require_tool,
-        age_decay=imitation.age_decay,
-        update=imitation.update,
-    )
+    return {
+        "bonus": weights[bonus.mode],
+        "bonus_of": tool_bonus if bonus.count == "turns" else distinct_tool_bonus,
+        "imitation": cosine(0.0, imitation.weight, imitation.warm_steps) if imitation.enabled else None,
+        "history_size": imitation.history,
+        "covariance": clip,
+        "draw_when": imitation.draw,
+        "baseline_per_family": imitation.per_family,
+        "seed": config.run.seed,
+    } | {name: getattr(imitation, name) for name in SAME}
 
 
 def engine_of(config: Config, *, folder: Path | None = None) -> HFEngine:

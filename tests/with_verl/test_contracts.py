@@ -75,14 +75,13 @@ def test_verls_loss_is_the_cores_on_the_same_rows_however_they_are_cut(name, cut
     policy, replay = term(rng, "policy", 6, base.loss), term(rng, "replay", 3, base.loss, WEIGHT)
     laid = rows.rows_of([policy, replay], size=10)
     now = [row["old_log_probs"] + 0.3 * torch.randn(len(row["old_log_probs"])) for row in laid]
-    keywords = base.loss.keywords
     config = {
         "strategy": "fsdp",
         "rollout_n": 1,
         "use_dynamic_bsz": True,
-        "clip_ratio_low": keywords["clip_low"],
-        "clip_ratio_high": keywords["clip_high"],
-        "clip_ratio_c": keywords.get("dual_clip") or 1e9,
+        "clip_ratio_low": base.loss.clip_low,
+        "clip_ratio_high": base.loss.clip_high,
+        "clip_ratio_c": base.loss.dual_clip or 1e9,
         "loss_agg_mode": "token-mean" if name == "grpo" else "seq-mean-token-sum-norm",
         "loss_scale_factor": None if name == "grpo" else LENGTH,
     }

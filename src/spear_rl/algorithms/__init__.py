@@ -1,48 +1,71 @@
-"""The named algorithms. A new one is a new file and a new line here."""
+"""The algorithms by name (`spear_rl.names` has the table), and the records and wrappers that they are made of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any
 
-from spear_rl.algorithms.base import Algorithm, Bonus
+from spear_rl.algorithms.base import Algorithm, Bonus, SettingError, with_settings
 from spear_rl.algorithms.dr_bot import dr_bot
-from spear_rl.algorithms.gigpo import gigpo
-from spear_rl.algorithms.grpo import dr_grpo, grpo, rloo
+from spear_rl.algorithms.filters import FlatGroups, Overlong, Repetitive, Unreadable, Void
+from spear_rl.algorithms.gigpo import GiGPO, gigpo
+from spear_rl.algorithms.grpo import GroupRelative, dr_grpo, grpo, rloo
 from spear_rl.algorithms.imitation import SelfImitation
-from spear_rl.algorithms.spear import CovarianceClip, distinct_tool_bonus, spear, tool_bonus, with_covariance_clip
+from spear_rl.algorithms.losses import ClippedSurrogate, CovarianceClip, FixedLength, SequenceMean, TokenMean
+from spear_rl.algorithms.spear import ToolBonus, distinct_tool_bonus, spear, tool_bonus, with_covariance_clip
+from spear_rl.errors import ConfigError, UserError
+from spear_rl.names import ALGORITHM_NAMES, loaded, split_name
+from spear_rl.names import BASES as _SOURCES
 
-BASES: dict[str, Callable[[], Algorithm]] = {
-    "grpo": grpo,
-    "dr-grpo": dr_grpo,
-    "rloo": rloo,
-    "gigpo": gigpo,
-    "dr-bot-grpo": lambda: dr_bot(grpo()),
-    "dr-bot-gigpo": lambda: dr_bot(gigpo()),
-}
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
-ALGORITHMS: dict[str, Callable[[], Algorithm]] = BASES | {
-    "spear-grpo": lambda: spear(grpo()),
-    "spear-dr-grpo": lambda: spear(dr_grpo()),
-    "spear-rloo": lambda: spear(rloo()),
-    "spear-gigpo": lambda: spear(gigpo()),
-    "spear-dr-bot-grpo": lambda: spear(dr_bot(grpo())),
-    "spear-dr-bot-gigpo": lambda: spear(dr_bot(gigpo())),
-}
+
+def named(
+    name: str,
+    *,
+    settings: Mapping[str, Any] = _NOTHING,
+    dr_bot_options: Mapping[str, Any] = _NOTHING,
+    spear_options: Mapping[str, Any] = _NOTHING,
+) -> Algorithm:
+    """The algorithm of that name, ours or `package.module:function`, with dr-bot- and spear- before it as wrappers.
+
+    Args:
+        settings: fields of the base and of its advantages and loss, set after Dr.BoT has set its own.
+        dr_bot_options, spear_options: keywords of the wrappers; not looked at where the name has no such wrapper.
+    """
+    wrappers, base = split_name(name)
+    algorithm = _base(base)
+    if "dr-bot" in wrappers:
+        algorithm = dr_bot(algorithm, **dr_bot_options)
+    algorithm = with_settings(algorithm, **settings)
+    return spear(algorithm, **spear_options) if "spear" in wrappers else algorithm
+
+
+def _base(name: str) -> Algorithm:
+    make = loaded(_SOURCES.get(name, name), kind="algorithm", example="my_package.my_algorithm:make")
+    try:
+        made = make()
+    except UserError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{name}: calling it raised {type(error).__name__}: {error}") from error
+    if not isinstance(made, Algorithm):
+        raise ConfigError(f"{name}: it returned {type(made).__name__}, not a spear_rl.algorithms.Algorithm")
+    for part in ("advantages", "loss"):
+        if not callable(getattr(made, part)):
+            raise ConfigError(f"{name}: the {part} of its Algorithm cannot be called: pass a function or a record")
+    return made
+
+
+ALGORITHMS: dict[str, Callable[..., Algorithm]] = {name: partial(named, name) for name in ALGORITHM_NAMES}
+
+BASES = {name: make for name, make in ALGORITHMS.items() if not name.startswith("spear-")}
 
 __all__ = [
-    "ALGORITHMS",
-    "BASES",
-    "Algorithm",
-    "Bonus",
-    "CovarianceClip",
-    "SelfImitation",
-    "distinct_tool_bonus",
-    "dr_bot",
-    "dr_grpo",
-    "gigpo",
-    "grpo",
-    "rloo",
-    "spear",
-    "tool_bonus",
-    "with_covariance_clip",
-]
+    "ALGORITHMS", "BASES", "Algorithm", "Bonus", "ClippedSurrogate", "CovarianceClip", "FixedLength", "FlatGroups",
+    "GiGPO", "GroupRelative", "Overlong", "Repetitive", "SelfImitation", "SequenceMean", "SettingError", "TokenMean",
+    "ToolBonus", "Unreadable", "Void", "distinct_tool_bonus", "dr_bot", "dr_grpo", "gigpo", "grpo", "named", "rloo",
+    "spear", "tool_bonus", "with_covariance_clip", "with_settings",
+]  # fmt: skip

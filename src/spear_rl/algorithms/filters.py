@@ -1,4 +1,7 @@
-"""Dr.BoT's reasons not to train on a turn. A dropped turn still counts for success rates and for its group's mean."""
+"""Dr.BoT's reasons not to train on a turn, one record per reason.
+
+A dropped turn still counts for success rates and for its group's mean.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import pstdev
 
 from spear_rl.rollout.env import INADMISSIBLE
@@ -23,45 +27,79 @@ _UNREADABLE = re.compile(
 )
 
 
-def overlong(groups: Sequence[Group]) -> list[list[str]]:
+@dataclass(frozen=True, slots=True)
+class Overlong:
     """Completions that hit their token limit."""
-    return _turn_by_turn(groups, "overlong", lambda turn: turn.completion.truncated)
+
+    def __call__(self, groups: Sequence[Group]) -> list[list[str]]:
+        return _turn_by_turn(groups, "overlong", lambda turn: turn.completion.truncated)
 
 
-def void(groups: Sequence[Group]) -> list[list[str]]:
+@dataclass(frozen=True, slots=True)
+class Void:
     """Turns without a well-formed action. One the world refused is well-formed: it trains, with its penalty."""
-    return _turn_by_turn(groups, "void", lambda turn: turn.invalid not in ("", INADMISSIBLE))
+
+    def __call__(self, groups: Sequence[Group]) -> list[list[str]]:
+        return _turn_by_turn(groups, "void", lambda turn: turn.invalid not in ("", INADMISSIBLE))
 
 
-def repetitive(groups: Sequence[Group], *, length: int = 20, count: int = 10) -> list[list[str]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repetitive:
     """Completions in which some run of `length` tokens occurs `count` times or more."""
 
-    def repeats(turn: Turn) -> bool:
+    length: int = 20
+    count: int = 10
+
+    def __call__(self, groups: Sequence[Group]) -> list[list[str]]:
+        return _turn_by_turn(groups, "repetitive", self._repeats)
+
+    def _repeats(self, turn: Turn) -> bool:
         ids = turn.completion.token_ids
-        if len(ids) < length + count - 1:
+        if len(ids) < self.length + self.count - 1:
             return False
-        runs = Counter(tuple(ids[i : i + length]) for i in range(len(ids) - length + 1))
-        return max(runs.values()) >= count
-
-    return _turn_by_turn(groups, "repetitive", repeats)
+        runs = Counter(tuple(ids[i : i + self.length]) for i in range(len(ids) - self.length + 1))
+        return max(runs.values()) >= self.count
 
 
-def unreadable(groups: Sequence[Group]) -> list[list[str]]:
+@dataclass(frozen=True, slots=True)
+class Unreadable:
     """Completions whose text holds replacement characters or mojibake."""
-    return _turn_by_turn(groups, "unreadable", lambda turn: _UNREADABLE.search(turn.text) is not None)
+
+    def __call__(self, groups: Sequence[Group]) -> list[list[str]]:
+        return _turn_by_turn(groups, "unreadable", lambda turn: _UNREADABLE.search(turn.text) is not None)
 
 
-def flat(groups: Sequence[Group], *, keep: float = 0.75) -> list[list[str]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlatGroups:
     """All but the `keep` share of groups whose scores spread the most; a group without any spread never trains.
 
     Of n groups ceil(keep * n) stay; between equal spreads the earlier group stays.
     """
-    spreads = [pstdev([t.score for t in group.trajectories]) if group.trajectories else 0.0 for group in groups]
-    ranked = sorted(range(len(groups)), key=lambda i: -spreads[i])
-    kept = {i for i in ranked[: math.ceil(keep * len(groups))] if spreads[i] > 0}
-    return [
-        ["" if i in kept else "flat_group"] * len(t.turns) for i, group in enumerate(groups) for t in group.trajectories
-    ]
+
+    keep: float = 0.75
+
+    def __call__(self, groups: Sequence[Group]) -> list[list[str]]:
+        spreads = [pstdev([t.score for t in group.trajectories]) if group.trajectories else 0.0 for group in groups]
+        ranked = sorted(range(len(groups)), key=lambda i: -spreads[i])
+        kept = {i for i in ranked[: math.ceil(self.keep * len(groups))] if spreads[i] > 0}
+        return [
+            ["" if i in kept else "flat_group"] * len(t.turns)
+            for i, group in enumerate(groups)
+            for t in group.trajectories
+        ]
+
+
+overlong, void, unreadable = Overlong(), Void(), Unreadable()
+
+
+def repetitive(groups: Sequence[Group], *, length: int = 20, count: int = 10) -> list[list[str]]:
+    """`Repetitive` as a function."""
+    return Repetitive(length=length, count=count)(groups)
+
+
+def flat(groups: Sequence[Group], *, keep: float = 0.75) -> list[list[str]]:
+    """`FlatGroups` as a function."""
+    return FlatGroups(keep=keep)(groups)
 
 
 def _turn_by_turn(groups: Sequence[Group], reason: str, is_bad: Callable[[Turn], bool]) -> list[list[str]]:

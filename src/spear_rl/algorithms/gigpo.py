@@ -3,59 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import dataclass
 
 import torch
 
 from spear_rl.algorithms.base import Algorithm
+from spear_rl.algorithms.losses import ClippedSurrogate
 from spear_rl.functional.advantages import discounted_returns
 from spear_rl.functional.advantages import gigpo as gigpo_estimator
-from spear_rl.functional.losses import clipped_surrogate
 from spear_rl.types import Group
 
 
-def gigpo_advantages(
-    groups: Sequence[Group],
-    *,
-    gamma: float = 0.95,
-    step_weight: float = 1.0,
-    episode_weight: float = 1.0,
-    divide_by_std: bool = True,
-) -> list[list[float]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiGPO:
     """Episode advantage plus the advantage among visits to the same state of the same task.
 
     A turn's return is the discounted sum of the turns' own rewards and format terms; the episode's bonus belongs to
     no turn and counts in the episode part only.
     """
-    episodes = [(i, t) for i, group in enumerate(groups) for t in group.trajectories]
-    labels: dict[tuple[int, str], int] = {}
-    returns = [torch.zeros(0, dtype=torch.float64)]
-    states: list[int] = []
-    owners: list[int] = []
-    for n, (i, t) in enumerate(episodes):
-        rewards = torch.tensor([turn.reward + turn.shaping for turn in t.turns], dtype=torch.float64)
-        returns.append(discounted_returns(rewards, discount=gamma))
-        for m, turn in enumerate(t.turns):
-            key = (i, f"={turn.state_key}" if turn.state_key else f"#{n}.{m}")
-            states.append(labels.setdefault(key, len(labels)))
-            owners.append(n)
-    advantages = gigpo_estimator(
-        torch.tensor([t.score for _, t in episodes], dtype=torch.float64),
-        torch.tensor([i for i, _ in episodes], dtype=torch.long),
-        torch.cat(returns),
-        torch.tensor(states, dtype=torch.long),
-        torch.tensor(owners, dtype=torch.long),
-        step_weight=step_weight,
-        episode_weight=episode_weight,
-        divide_by_std=divide_by_std,
-    )
-    parts = torch.split(advantages, [len(t.turns) for _, t in episodes])
-    return [part.tolist() for part in parts]
+
+    discount: float = 0.95
+    step_weight: float = 1.0
+    episode_weight: float = 1.0
+    divide_by_std: bool = True
+
+    def __call__(self, groups: Sequence[Group]) -> list[list[float]]:
+        episodes = [(i, t) for i, group in enumerate(groups) for t in group.trajectories]
+        labels: dict[tuple[int, str], int] = {}
+        returns = [torch.zeros(0, dtype=torch.float64)]
+        states: list[int] = []
+        owners: list[int] = []
+        for n, (i, t) in enumerate(episodes):
+            rewards = torch.tensor([turn.reward + turn.shaping for turn in t.turns], dtype=torch.float64)
+            returns.append(discounted_returns(rewards, discount=self.discount))
+            for m, turn in enumerate(t.turns):
+                key = (i, f"={turn.state_key}" if turn.state_key else f"#{n}.{m}")
+                states.append(labels.setdefault(key, len(labels)))
+                owners.append(n)
+        advantages = gigpo_estimator(
+            torch.tensor([t.score for _, t in episodes], dtype=torch.float64),
+            torch.tensor([i for i, _ in episodes], dtype=torch.long),
+            torch.cat(returns),
+            torch.tensor(states, dtype=torch.long),
+            torch.tensor(owners, dtype=torch.long),
+            step_weight=self.step_weight,
+            episode_weight=self.episode_weight,
+            divide_by_std=self.divide_by_std,
+        )
+        parts = torch.split(advantages, [len(t.turns) for _, t in episodes])
+        return [part.tolist() for part in parts]
 
 
 def gigpo(*, gamma: float = 0.95, step_weight: float = 1.0, clip: float = 0.2, divide_by_std: bool = True) -> Algorithm:
     """Group-in-group policy optimization; `divide_by_std=False` is its mode without normalisation."""
     return Algorithm(
-        advantages=partial(gigpo_advantages, gamma=gamma, step_weight=step_weight, divide_by_std=divide_by_std),
-        loss=partial(clipped_surrogate, clip_low=clip, clip_high=clip),
+        advantages=GiGPO(discount=gamma, step_weight=step_weight, divide_by_std=divide_by_std),
+        loss=ClippedSurrogate(clip_low=clip, clip_high=clip),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import fmean
 from typing import Any, Literal
 
@@ -74,6 +75,8 @@ class SelfImitation:
     """Also keep these per-turn parts of the advantage (GiGPO's), and add them to A'."""
     families: dict[str, RewardHistory] | None = None
     """One baseline a kind of task instead of a global one; filled as kinds are met."""
+    generator: torch.Generator | None = field(default=None, repr=False, compare=False)
+    """The random stream that the loss draws from: state, as buffer and history are."""
 
     def observe(self, groups: Sequence[Group]) -> None:
         """Take the groups' mean rewards into the baseline: all groups, before any filter, the task's reward only."""
@@ -84,24 +87,29 @@ class SelfImitation:
     def draw(self, step: int, rng: random.Random, *, num_played: int) -> Replay:
         """Stored episodes that pass the gate today, with one recalibrated advantage a turn."""
         self.buffer.drop_stale(step)
-        eligible = [s for s in self.buffer.items if self._passes(s)]
+        stored = list(self.buffer.items)
+        baseline = self.history.percentile(self.percentile) if len(self.history) else None
+        advantages = None if self.gate == "old" else self._advantages(stored, baseline)
+        eligible = [n for n in range(len(stored)) if advantages is None or advantages[n] > 0]
         metrics: Metrics = {
-            "replay/buffer_size": float(len(self.buffer)),
+            "replay/buffer_size": float(len(stored)),
             "replay/eligible": float(len(eligible)),
             "replay/weight": self.weight(step),
         }
-        if len(self.history):
-            metrics["replay/baseline"] = self.history.percentile(self.percentile)
+        if baseline is not None:
+            metrics["replay/baseline"] = baseline
         count = min(round(self.fraction * num_played), len(eligible))
         if self.draw_when == "when_full":
             count = self.full_size if len(eligible) > 1.5 * self.full_size else 0
-        drawn = rng.sample(eligible, count) if self.weight(step) > 0 else []
+        places = rng.sample(eligible, count) if self.weight(step) > 0 else []
+        drawn = [stored[n] for n in places]
         metrics |= {"replay/fired": float(bool(drawn)), "replay/trajectories": float(len(drawn))}
         if not drawn:
             return Replay(metrics=metrics)
         if self.draw_when == "when_full":
             self.buffer.clear()
-        today = [self._advantage(s) * self.age_decay ** (step - s.step) for s in drawn]
+        today = self._advantages(drawn, baseline) if advantages is None else [advantages[n] for n in places]
+        today = [a * self.age_decay ** (step - s.step) for a, s in zip(today, drawn, strict=True)]
         metrics |= {
             "replay/age": fmean(step - s.step for s in drawn),
             "replay/advantage": fmean(today),
@@ -138,14 +146,18 @@ class SelfImitation:
         admitted = [r for r in remembered if self.gate == "new" or r.advantage > 0]
         self.buffer.add(((r, r.trajectory.reward) for r in admitted), step)
 
-    def _passes(self, stored: Stored[Remembered]) -> bool:
-        return self.gate == "old" or self._advantage(stored) > 0
-
-    def _advantage(self, stored: Stored[Remembered]) -> float:
+    def _advantages(self, stored: Sequence[Stored[Remembered]], baseline: float | None) -> list[float]:
+        """A' of each episode; `baseline` is the one for all families. A family's window is sorted once, too."""
         if self.reweight is not None:
-            return self.reweight * stored.item.advantage
-        baseline = self._history(stored.item.family).percentile(self.percentile)
-        return float(recalibrate(torch.tensor(stored.reward, dtype=torch.float64), baseline))
+            return [self.reweight * s.item.advantage for s in stored]
+        families = dict.fromkeys(s.item.family for s in stored)
+        if self.families is None and baseline is not None:
+            baselines: dict[str, float] = dict.fromkeys(families, baseline)
+        else:
+            baselines = {family: self._history(family).percentile(self.percentile) for family in families}
+        rewards, beaten = [s.reward for s in stored], [baselines[s.item.family] for s in stored]
+        double = partial(torch.tensor, dtype=torch.float64)
+        return recalibrate(double(rewards), double(beaten)).tolist()
 
     def _history(self, family: str) -> RewardHistory:
         if self.families is None:

@@ -2,63 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import torch
 
-from spear_rl.algorithms.base import Algorithm, Bonus
+from spear_rl.algorithms.base import Algorithm, AlgorithmError, Bonus, SettingError, field_names, label, with_settings
 from spear_rl.algorithms.imitation import Remembered, SelfImitation
-from spear_rl.functional.covariance import high_covariance_penalty, keep_low_covariance
+from spear_rl.algorithms.losses import CovarianceClip
 from spear_rl.functional.inputs import LossFn
 from spear_rl.functional.schedules import Schedule, as_schedule, cosine
 from spear_rl.replay.buffer import ReplayBuffer, RewardHistory
-from spear_rl.types import Group, Trajectory
-
-
-def tool_bonus(trajectory: Trajectory) -> float:
-    """A tenth a turn that used a tool, at most one; right and wrong answers alike."""
-    return min(0.1 * trajectory.num_tool_turns, 1.0)
-
-
-def distinct_tool_bonus(trajectory: Trajectory) -> float:
-    """A tenth a *different* tool call, at most one: saying the same thing ten times pays once. Beyond the paper."""
-    return min(0.1 * len({turn.text for turn in trajectory.turns if turn.used_tool}), 1.0)
+from spear_rl.types import Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CovarianceClip:
-    """Which tokens a loss holds back for pushing hardest towards certainty."""
+class ToolBonus:
+    """A tenth per turn that used a tool, at most one; right and wrong answers alike."""
 
-    kind: Literal["clip", "kl", "none"] = "clip"
-    fraction: float = 0.02
-    low: float = 1.0
-    high: float = 40.0
-    beta: float = 1.0
-    """Weight of KL-Cov's penalty."""
+    per_turn: float = 0.1
+    most: float = 1.0
+    distinct: bool = False
+    """Pay per *different* tool call: saying the same thing ten times pays once. Beyond the paper."""
 
-    def around(self, loss: Any, generator: torch.Generator) -> LossFn:
-        """`loss`, which must take `clipped_surrogate`'s keywords, with this clip inside."""
-        if self.kind == "none":
-            return partial(loss)
-        if self.kind == "kl":
-            return partial(loss, penalty=partial(high_covariance_penalty, fraction=self.fraction, beta=self.beta))
-        bounds = {k: v for k, v in getattr(loss, "keywords", {}).items() if k in ("clip_low", "clip_high")}
-        options: dict[str, Any] = {"fraction": self.fraction, "low": self.low, "high": self.high, **bounds}
-        return partial(loss, keep=partial(keep_low_covariance, generator=generator, **options))
+    def __call__(self, trajectory: Trajectory) -> float:
+        calls = [turn.text for turn in trajectory.turns if turn.used_tool]
+        return self.paid(len(set(calls) if self.distinct else calls))
+
+    def paid(self, count: int) -> float:
+        """For so many tool turns."""
+        return min(self.per_turn * count, self.most)
+
+
+tool_bonus, distinct_tool_bonus = ToolBonus(), ToolBonus(distinct=True)
 
 
 def with_covariance_clip(base: Algorithm, clip: CovarianceClip, *, seed: int = 0) -> Algorithm:
     """`base` with covariance clipping of its on-policy loss: not part of SPEAR, so that SPEAR's own effect shows."""
-    generator = torch.Generator().manual_seed(seed)
-    return replace(base, loss=clip.around(base.loss, generator), generators=(*base.generators, generator))
+    return with_settings(base, covariance=clip, generator=torch.Generator().manual_seed(seed))
 
 
 PAPER_BONUS = cosine(1.0, 0.0, 200)
 PAPER_IMITATION = cosine(0.0, 1.0, 100)
-PAPER_CLIP = CovarianceClip()
+DEFAULT_CLIP = CovarianceClip()
 
 
 def spear(
@@ -69,55 +56,69 @@ def spear(
     imitation: float | Schedule | None = PAPER_IMITATION,
     capacity: int = 2048,
     max_age: int = 5,
-    history_size: int = 10240,
-    covariance: CovarianceClip = PAPER_CLIP,
+    history_size: int = 1024,
+    covariance: CovarianceClip | None = DEFAULT_CLIP,
+    replay_loss: LossFn | None = None,
     draw_when: Literal["every_step", "when_full"] = "every_step",
     keep_step_part: bool = False,
     baseline_per_family: bool = False,
     seed: int = 0,
     **options: Any,
 ) -> Algorithm:
-    """Wrap `base`; its advantages and on-policy loss stay as they are.
+    """Wrap `base`; its advantages, any function, and its on-policy loss stay as they are.
 
     Args:
         bonus, imitation: mu(t) and gamma(t), each a number, a schedule, or None for off. Both off is `base` itself.
         capacity: episodes the buffer holds; with `when_full`, those drawn at once (it may then hold twice as many).
+        covariance: of replayed tokens, for a loss with a field `covariance`; None for off.
+        replay_loss: of replayed episodes, taken as it is; by default the on-policy loss with `covariance` and without
+            its entropy bonus.
         keep_step_part: replay GiGPO's step advantage too, not the episode part only.
         options: any other field of `SelfImitation`: fraction, gate, percentile, reweight, require_tool, ...
     """
     if bonus is not None:
+        if base.bonus:
+            raise SettingError("bonus", "the base has a bonus of its own: switch one of the two off")
         base = replace(base, bonus=Bonus(of=bonus_of, weight=as_schedule(bonus)))
     if imitation is None:
         return base
-    generator = torch.Generator().manual_seed(seed)
+    if base.imitation:
+        raise AlgorithmError("spear: the base imitates itself already: wrap it once")
     memory: ReplayBuffer[Remembered] = ReplayBuffer(
         capacity=2 * capacity if draw_when == "when_full" else capacity, max_age=max_age
     )
     return replace(
         base,
-        generators=(*base.generators, generator),
         imitation=SelfImitation(
             buffer=memory,
             history=RewardHistory(size=history_size),
-            loss=covariance.around(_for_replay(base.loss), generator),
+            loss=replay_loss or _replay_loss(base.loss, covariance),
             weight=as_schedule(imitation),
             draw_when=draw_when,
             full_size=capacity,
-            step_parts=_step_parts(base.advantages) if keep_step_part else None,
+            step_parts=_step_parts(base) if keep_step_part else None,
             families={} if baseline_per_family else None,
+            generator=torch.Generator().manual_seed(seed),
             **options,
         ),
     )
 
 
-def _for_replay(loss: LossFn) -> LossFn:
-    """The on-policy loss without what belongs to on-policy rows only: the entropy bonus and covariance clipping."""
-    off = {"entropy_bonus": 0.0, "keep": None, "penalty": None}
-    given: dict[str, Any] = getattr(loss, "keywords", {})
-    return partial(loss, **{name: value for name, value in off.items() if given.get(name)})
+def _replay_loss(loss: LossFn, covariance: CovarianceClip | None) -> LossFn:
+    """The on-policy loss without what belongs to on-policy rows only: its entropy bonus and covariance clipping."""
+    known = field_names(loss)
+    clip = covariance if covariance and covariance.kind != "none" else None
+    if clip and "covariance" not in known:
+        raise SettingError(
+            "covariance",
+            f"clipping replayed tokens by it needs a loss with such a field, e.g. ClippedSurrogate(), and "
+            f"{label(loss)} has none: switch it off, or pass spear a replay_loss",
+        )
+    own = {name: value for name, value in {"entropy_bonus": 0.0, "covariance": clip}.items() if name in known}
+    return replace(loss, **own) if own else loss  # type: ignore[type-var]
 
 
-def _step_parts(advantages: Callable[[Sequence[Group]], list[list[float]]]) -> Callable[..., list[list[float]]]:
-    if isinstance(advantages, partial) and "step_weight" in advantages.keywords:
-        return partial(advantages, episode_weight=0.0)
-    raise ValueError("keep_step_part needs a base with step advantages: gigpo, or dr_bot over gigpo")
+def _step_parts(base: Algorithm) -> Any:
+    if "episode_weight" in field_names(base.advantages):
+        return replace(base.advantages, episode_weight=0.0)  # type: ignore[type-var]
+    raise SettingError("keep_step_part", "it needs a base with step advantages: gigpo, or dr_bot over gigpo")

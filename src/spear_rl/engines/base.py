@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from spear_rl.functional.inputs import LossFn
@@ -52,6 +53,8 @@ class Term:
     batch: Batch
     loss: LossFn
     weight: float = 1.0
+    generator: torch.Generator | None = None
+    """The random stream that the loss draws from (`LossInputs.generator`)."""
 
 
 class NonFiniteLossError(RuntimeError):

@@ -301,7 +301,7 @@ class HFEngine:
             ref_logprobs = joined(batch, pieces, frozen)
 
         mask, old, advantages = (x.to(logprobs.device) for x in (batch.mask, batch.old_logprobs, batch.advantages))
-        out = term.loss(LossInputs(logprobs, old, advantages, mask, entropy=entropy, ref_logprobs=ref_logprobs))
+        out = term.loss(LossInputs(logprobs, old, advantages, mask, entropy, ref_logprobs, term.generator))
         if not torch.isfinite(out.loss):
             raise NonFiniteLossError(
                 f"the {term.name} loss is {float(out.loss.detach())}; the weights were not changed"

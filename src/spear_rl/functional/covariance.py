@@ -22,7 +22,7 @@ def keep_low_covariance(
     fraction: float,
     low: float,
     high: float,
-    generator: torch.Generator,
+    generator: torch.Generator | None,
     clip_low: float = 0.2,
     clip_high: float = 0.28,
 ) -> Tensor:

@@ -24,6 +24,8 @@ class LossInputs:
     """Of the policy's distribution at each token, where the engine gives it."""
     ref_logprobs: Tensor | None = None
     """Of a frozen reference, where the engine has one."""
+    generator: torch.Generator | None = None
+    """The random stream that a loss with a random part draws from; None is torch's global one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,11 @@ Reduce = Callable[[Tensor, Tensor], Tensor]
 def token_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Every token weighs the same (DAPO)."""
     return _masked(values, mask).sum() / mask.sum().clamp(min=1)
+
+
+def sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """The mean over rows of each row's token mean: every sequence weighs the same (GRPO as published)."""
+    return (_masked(values, mask).sum(1) / mask.sum(1).clamp(min=1)).mean()
 
 
 def fixed_length_mean(values: Tensor, mask: Tensor, *, length: int) -> Tensor:

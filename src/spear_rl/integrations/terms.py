@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from spear_rl.algorithms import ClippedSurrogate
 from spear_rl.engines.base import Term
 from spear_rl.functional import LossInputs
 from spear_rl.train.step import mean_metrics
@@ -16,7 +17,7 @@ from spear_rl.types import Metrics
 
 def keeps(term: Term) -> Any:
     """The weights that the term's loss gives to tokens by their covariance, or None where it has none."""
-    return getattr(term.loss, "keywords", {}).get("keep")
+    return term.loss.keep if isinstance(term.loss, ClippedSurrogate) else None
 
 
 def held_back(term: Term, logprobs: Tensor) -> tuple[Term, Metrics]:
@@ -26,7 +27,7 @@ def held_back(term: Term, logprobs: Tensor) -> tuple[Term, Metrics]:
     current policy's, [B, T] as the batch.
     """
     batch, mask = term.batch, term.batch.mask
-    kept = keeps(term)(LossInputs(logprobs, batch.old_logprobs, batch.advantages, mask))
+    kept = keeps(term)(LossInputs(logprobs, batch.old_logprobs, batch.advantages, mask, generator=term.generator))
     ratio = (logprobs - batch.old_logprobs)[mask].exp()
     metrics = {"covariance_clip_fraction": float((1 - kept)[mask].mean()), "ratio": float(ratio.mean())}
     return replace(term, batch=replace(batch, advantages=batch.advantages * kept)), metrics

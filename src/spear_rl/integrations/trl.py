@@ -7,7 +7,6 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
@@ -16,10 +15,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from spear_rl.algorithms import Algorithm, grpo
-from spear_rl.algorithms.spear import PAPER_BONUS, spear
+from spear_rl.algorithms import (
+    Algorithm,
+    ClippedSurrogate,
+    FixedLength,
+    GroupRelative,
+    SequenceMean,
+    TokenMean,
+    grpo,
+    named,
+    spear,
+)
+from spear_rl.algorithms import tool_bonus as core_bonus
+from spear_rl.algorithms.spear import PAPER_BONUS
 from spear_rl.errors import ConfigError, MissingExtraError, UserError
-from spear_rl.functional import LossInputs, Reduce, clipped_surrogate, fixed_length_mean, token_mean
+from spear_rl.functional import LossInputs, Reduce
 from spear_rl.functional.schedules import Schedule, as_schedule
 from spear_rl.types import Completion, Group, Metrics, Stop, Trajectory, Turn
 
@@ -28,14 +38,29 @@ CALLED = ("_load_optimizer_and_scheduler", "_get_per_token_logps_and_entropies",
 STATE_FILE = "spear.pt"
 
 
+LOSS_TYPES = {TokenMean: "dapo", SequenceMean: "grpo", FixedLength: "dr_grpo"}
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    """Advantages and loss of an algorithm by name, for GRPOConfig; filters are left out, and replay is `spear=`."""
+    algorithm = named(name)
+    loss, advantages = algorithm.loss, algorithm.advantages
+    if not (isinstance(loss, ClippedSurrogate) and type(loss.reduction) in LOSS_TYPES):
+        raise ConfigError(f"{name}: GRPOConfig can only express a loss that is a ClippedSurrogate")
+    if not isinstance(advantages, GroupRelative) or advantages.leave_one_out:
+        raise ConfigError(f"{name}: GRPOConfig can only express advantages of GRPO and Dr. GRPO")
+    # For a negative advantage, a bound on the ratio (delta) is the dual clip.
+    clips = {"epsilon": loss.clip_low, "epsilon_high": loss.clip_high, "delta": loss.dual_clip, "beta": loss.kl}
+    scale = "group" if advantages.divide_by_std else "none"
+    return {"loss_type": LOSS_TYPES[type(loss.reduction)], **clips, "scale_rewards": scale}
+
+
 def dr_bot_settings(*, gradient_accumulation_steps: int = 1) -> dict[str, Any]:
     """The part of Dr.BoT that GRPOConfig can express: `GRPOConfig(..., **dr_bot_settings())`."""
-    # For a negative advantage, a bound on the ratio (delta) is the dual clip.
-    loss = {"loss_type": "dr_grpo", "epsilon": 0.2, "epsilon_high": 0.28, "delta": 10.0, "beta": 0.0}
     # Two optimizer steps a generation: with one, every ratio is 1 and clipping has nothing to do.
     steps = {"steps_per_generation": 2 * gradient_accumulation_steps}
     steps |= {"gradient_accumulation_steps": gradient_accumulation_steps}
-    return loss | steps | {"scale_rewards": "none", "mask_truncated_completions": True}
+    return settings_of("dr-bot-grpo") | steps | {"mask_truncated_completions": True}
 
 
 @dataclass
@@ -56,7 +81,7 @@ class ToolBonus:
         weight = self.weight(trainer_state.global_step // self.updates_per_step)
         chats = ([] if isinstance(completion, str) else completion for completion in completions)
         counts = num_tool_turns or [sum(bool(message.get("tool_calls")) for message in chat) for chat in chats]
-        return [weight * min(0.1 * count, 1.0) for count in counts]
+        return [weight * core_bonus.paid(count) for count in counts]
 
 
 def tool_bonus(weight: float | Schedule = PAPER_BONUS) -> ToolBonus:
@@ -145,17 +170,12 @@ def share(count: int, part: int, parts: int, rank: int, ranks: int) -> list[int]
     return [*here, *[-1] * (-len(here) % ranks)][rank::ranks]
 
 
-def row_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """The mean of every row's own mean: TRL's loss_type="grpo"."""
-    return ((values * mask).sum(1) / mask.sum(1).clamp(min=1)).mean()
-
-
 class SpearGRPOTrainer(supported_trainer()):  # type: ignore[misc]
     """A GRPOTrainer that imitates its own past episodes where they still beat today's average.
 
     Args:
         spear: arguments of `spear_rl.algorithms.spear` (imitation, max_age, fraction, covariance, ...); what is left
-            out is the paper's. None: no self-imitation, exactly a GRPOTrainer.
+            out has its default there. None: no self-imitation, exactly a GRPOTrainer.
     """
 
     def __init__(self, *args: Any, spear: Mapping[str, Any] | None = MappingProxyType({}), **kwargs: Any) -> None:
@@ -174,12 +194,13 @@ class SpearGRPOTrainer(supported_trainer()):  # type: ignore[misc]
         if options is None or options.get("imitation", 1) is None:
             return grpo()
         require_trainable(self.args, options)
-        reduce: Reduce = row_mean if self.loss_type == "grpo" else token_mean
-        if self.loss_type == "dr_grpo":
-            reduce = partial(fixed_length_mean, length=self.max_completion_length)
-        clip = partial(clipped_surrogate, clip_low=self.epsilon_low, clip_high=self.epsilon_high, reduce=reduce)
+        reductions: dict[str, Reduce] = {"grpo": SequenceMean(), "dr_grpo": FixedLength(self.max_completion_length)}
+        reduction = reductions.get(self.loss_type, TokenMean())
+        clips = {"clip_low": self.epsilon_low, "clip_high": self.epsilon_high, "dual_clip": self.args.delta}
+        base = grpo(divide_by_std=self.scale_rewards != "none")
         try:
-            return spear(replace(grpo(), loss=clip), bonus=None, **{"seed": self.args.seed, **options})
+            base = replace(base, loss=ClippedSurrogate(**clips, reduction=reduction))
+            return spear(base, bonus=None, **{"seed": self.args.seed, **options})
         except (TypeError, ValueError) as error:
             raise ConfigError(f"spear: {error}") from error
 
@@ -268,7 +289,9 @@ class SpearGRPOTrainer(supported_trainer()):  # type: ignore[misc]
         scored = self._logprobs(self.model, rows.input_ids[mine], rows.attention[mine], width)
         by_rank = self.accelerator.gather(scored).view(self.accelerator.num_processes, -1, width)
         logprobs = by_rank.transpose(0, 1).reshape(-1, width)[:count].float().requires_grad_()
-        out = self.spear.imitation.loss(LossInputs(logprobs, rows.old_logprobs, rows.advantages, rows.mask))
+        imitation = self.spear.imitation
+        inputs = LossInputs(logprobs, rows.old_logprobs, rows.advantages, rows.mask, generator=imitation.generator)
+        out = imitation.loss(inputs)
         self._note({f"replay/{name}": float(x) for name, x in {"loss": out.loss.detach(), **out.metrics}.items()})
         pull = torch.autograd.grad(self._weight * out.loss, logprobs)[0]
         return torch.cat([pull, torch.zeros_like(pull[:1])]), self._weight * out.loss.detach()

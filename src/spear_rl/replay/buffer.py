@@ -29,7 +29,7 @@ class ReplayBuffer(Generic[T]):
 
     capacity: int
     max_age: int
-    items: deque[Stored[T]] = field(default_factory=deque)
+    items: deque[Stored[T]] = field(default_factory=deque, repr=False)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -66,7 +66,7 @@ class RewardHistory:
     """Mean reward of the last `size` groups: what a replayed episode must beat today."""
 
     size: int
-    means: deque[float] = field(default_factory=deque)
+    means: deque[float] = field(default_factory=deque, repr=False)
 
     def __len__(self) -> int:
         return len(self.means)

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from statistics import fmean
 
 import torch
@@ -44,7 +45,7 @@ def train_step(
     turn_advantages = algorithm.advantages(groups)
     dropped = algorithm.dropped(groups)
     batch = collate(played, turn_advantages, pad_id=engine.pad_id, dropped=dropped)
-    policy = [Term("policy", batch, algorithm.loss)] if batch else []
+    policy = [Term("policy", batch, algorithm.loss, generator=algorithm.generator)] if batch else []
     if on_played:
         on_played(groups, turn_advantages, dropped)
 
@@ -56,7 +57,7 @@ def train_step(
         metrics |= drawn.metrics
         batch = collate(drawn.trajectories, drawn.turn_advantages, pad_id=engine.pad_id, dropped=drawn.dropped)
         if batch:
-            replay = [Term("replay", batch, imitation.loss, imitation.weight(step))]
+            replay = [Term("replay", batch, imitation.loss, imitation.weight(step), imitation.generator)]
 
     with timed("time/update", metrics):
         if imitation and imitation.update == "separate":
@@ -80,7 +81,7 @@ def minibatches(terms: Sequence[Term], count: int, rng: random.Random) -> list[l
         order = rng.sample(range(len(term.batch)), len(term.batch))
         for number, update in enumerate(updates):
             if chosen := order[number::count]:
-                update.append(Term(term.name, term.batch.rows(torch.tensor(chosen)), term.loss, term.weight))
+                update.append(replace(term, batch=term.batch.rows(torch.tensor(chosen))))
     return [update for update in updates if update]
 
 

@@ -9,26 +9,38 @@ from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
-from spear_rl.config import Config, check, load, resolved, to_toml, value_of
+from spear_rl.algorithms import Algorithm, ClippedSurrogate, FixedLength, SequenceMean, TokenMean
+from spear_rl.algorithms.base import label
+from spear_rl.config import Config, load, to_toml, value_of
 from spear_rl.errors import ConfigError
 from spear_rl.integrations.upstream import require_names, require_version
 from spear_rl.playing import tasks_of
-from spear_rl.settings import update
 from spear_rl.wiring import algorithm_of
 
 _WORDS: dict[str, Any] = tomllib.loads((resources.files(__package__) / "translation.toml").read_text("utf-8"))
+_REDUCTIONS = {TokenMean: "token-mean", SequenceMean: "seq-mean-token-mean", FixedLength: "seq-mean-token-sum-norm"}
 
 
 def config_of(block: Mapping[str, Any] | None) -> Config:
     """The block `spear` of verl's configuration: settings of ours, over those of the TOML `file` if it names one."""
     if block is None:
         raise ConfigError("verl's configuration has no block spear: add e.g. +spear.algorithm.name=spear-grpo")
-    config = load(block.get("file"))
-    update(config, {name: section for name, section in block.items() if name != "file"})
-    check(config)
-    if config.algorithm.covariance.replay == "kl" or config.algorithm.covariance.on_policy != "none":
+    config = load(block.get("file"), block={name: section for name, section in block.items() if name != "file"})
+    expressible(algorithm_of(config))
+    return config
+
+
+def expressible(algorithm: Algorithm) -> Any:
+    """The algorithm, if verl's own loss can be set to its losses; otherwise one sentence that says why not."""
+    losses: list[Any] = [part.loss for part in (algorithm, algorithm.imitation) if part]
+    for loss in losses:
+        if not isinstance(loss, ClippedSurrogate) or type(loss.reduction) not in _REDUCTIONS:
+            known = ", ".join(kind.__name__ for kind in _REDUCTIONS)
+            raise ConfigError(f"algorithm.name: verl needs a ClippedSurrogate reduced by {known}, not {label(loss)}")
+    on_policy, *replayed = [loss.covariance for loss in losses]
+    if on_policy or any(clip and clip.kind == "kl" for clip in replayed):
         raise ConfigError("algorithm.covariance: with verl, replay is clip or none, and on_policy verl's own loss_mode")
-    return resolved(config)
+    return algorithm
 
 
 def verl_settings(config: Config, folder: Path, theirs: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,9 +49,8 @@ def verl_settings(config: Config, folder: Path, theirs: Mapping[str, Any]) -> di
     if config.sft.episodes or not (Path(config.engine.model).is_dir() or "/" in config.engine.model):
         hint = "run `spear sft`, then set engine.model to the model folder it wrote and sft.episodes=0"
         raise ConfigError(f"verl starts from a transformers folder and has no cold start: {hint}")
-    loss: Any = algorithm_of(config).loss
+    loss = expressible(algorithm_of(config)).loss
     longest = rollout.max_context + rollout.max_new_tokens
-    length = getattr(loss.keywords.get("reduce"), "keywords", {}).get("length")
     keys: dict[str, Any] = {name: value_of(config, ours) for name, ours in _WORDS["settings"].items()}
     keys |= {name: x.format(folder=folder) if isinstance(x, str) else x for name, x in _WORDS["constants"].items()}
     keys |= {
@@ -47,12 +58,14 @@ def verl_settings(config: Config, folder: Path, theirs: Mapping[str, Any]) -> di
         "trainer.resume_mode": "auto" if config.run.resume else "disable",
         f"{actor}.ppo_mini_batch_size": rollout.num_tasks // count,
         f"{actor}.ppo_max_token_len_per_gpu": max(config.engine.micro_batch_tokens or 16384, longest),
-        f"{actor}.clip_ratio_low": loss.keywords["clip_low"],
-        f"{actor}.clip_ratio_high": loss.keywords["clip_high"],
-        f"{actor}.clip_ratio_c": loss.keywords.get("dual_clip") or 1e9,
-        f"{actor}.loss_agg_mode": "seq-mean-token-sum-norm" if length else "token-mean",
-        f"{actor}.loss_scale_factor": length,
-        f"{actor}.use_kl_loss": bool(config.algorithm.kl),
+        f"{actor}.clip_ratio_low": loss.clip_low,
+        f"{actor}.clip_ratio_high": loss.clip_high,
+        f"{actor}.clip_ratio_c": loss.dual_clip or 1e9,
+        f"{actor}.loss_agg_mode": _REDUCTIONS[type(loss.reduction)],
+        f"{actor}.loss_scale_factor": loss.reduction.length if isinstance(loss.reduction, FixedLength) else None,
+        f"{actor}.entropy_coeff": loss.entropy_bonus,
+        f"{actor}.use_kl_loss": bool(loss.kl),
+        f"{actor}.kl_loss_coef": loss.kl,
         **theirs,
     }
     gpus = int(keys["trainer.n_gpus_per_node"]) * int(keys["trainer.nnodes"])

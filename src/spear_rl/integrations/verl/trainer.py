@@ -19,7 +19,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.utils.losses import ppo_loss
 
-from spear_rl.algorithms import Algorithm
+from spear_rl.algorithms import Algorithm, GroupRelative
 from spear_rl.engines.base import Term
 from spear_rl.errors import ConfigError
 from spear_rl.integrations import episodes, memory, terms
@@ -37,8 +37,9 @@ class SpearTrainer(PPOTrainerSync):  # type: ignore[misc]
     def __init__(self, config: Any) -> None:
         settings = config_of(OmegaConf.to_container(config.spear, resolve=True) if "spear" in config else None)
         self._algorithm, self._rng = algorithm_of(settings), random.Random(settings.run.seed)
-        bare = Algorithm(advantages=self._algorithm.advantages, loss=self._algorithm.loss)
-        self._is_plain = settings.algorithm.name in ("grpo", "spear-grpo") and self._algorithm == bare
+        # Nothing of ours is on: verl's own step does the same.
+        plain = Algorithm(invalid_penalty=0.0, advantages=GroupRelative(), loss=self._algorithm.loss)
+        self._is_plain = self._algorithm == plain
         if config.actor_rollout_ref.actor.shuffle:
             raise ConfigError("actor_rollout_ref.actor.shuffle must be False: replay rows have a place in every update")
         # verl compares the mode with the word "sync" in six places; any other word would make it asynchronous.
