@@ -11,6 +11,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from datetime import date, time
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -37,7 +38,7 @@ def update(section: Any, table: Mapping[str, Any], path: str = "", *, root: Any 
         elif isinstance(current, dict):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{key} takes keys of its own: write {key}.<key>=value")
-            current.update(value)
+            current.update(_read(value))
         else:
             setattr(section, name, _typed(value, hints[name], key))
 
@@ -81,6 +82,16 @@ def documentation(section: type) -> dict[str, str]:
     return texts
 
 
+def flat(config: Any) -> dict[str, Any]:
+    """Dotted key -> value, of every setting."""
+    return {
+        f"{path}.{entry.name}": getattr(section, entry.name)
+        for path, section in sections(config)
+        for entry in fields(section)
+        if not is_dataclass(getattr(section, entry.name))
+    }
+
+
 def value_of(config: Any, key: str) -> Any:
     """The value at a dotted path."""
     value: Any = config
@@ -97,6 +108,10 @@ def literal(text: str) -> Any:
         return {"True": True, "False": False}.get(text, text)
 
 
+class Typed(str):
+    """A value as it was typed: kept as it is where a setting is a text, else read as TOML."""
+
+
 def nearest(word: str, known: Any) -> str:
     """A question with the most similar known word, or nothing."""
     close = difflib.get_close_matches(word, list(map(str, known)), n=1, cutoff=0.5)
@@ -109,6 +124,9 @@ def _typed(value: Any, hint: Any, key: str) -> Any:
         if value == "none":
             return None
         return _typed(value, next(a for a in arguments if a is not type(None)), key)
+    if isinstance(value, Typed):
+        read = literal(value)
+        value = str(value) if hint is str and not isinstance(read, str) else read
     if origin is Literal:
         if value not in arguments:
             near = nearest(str(value), arguments)
@@ -120,7 +138,7 @@ def _typed(value: Any, hint: Any, key: str) -> Any:
         return [_typed(v, arguments[0], key) for v in value]
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if hint is str and isinstance(value, (int, float)) and not isinstance(value, bool):
+    if hint is str and isinstance(value, (int, float, date, time)) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}[hint]
@@ -133,7 +151,15 @@ def _toml(value: Any) -> str:
         return "{" + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, float | date | time):
+        return repr(value) if isinstance(value, float) else value.isoformat()
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _read(inner) for name, inner in value.items()}
+    return literal(value) if isinstance(value, Typed) else value
 
 
 def _names(section: Any) -> list[str]:
