@@ -13,8 +13,8 @@ from spear_rl.errors import ConfigError
 from spear_rl.settings import Typed, documentation, flat, nearest, sections, to_toml, update, value_of
 
 __all__ = [
-    "Config", "check", "documentation", "flat", "load", "merged", "override", "presets", "resolved", "sections", "to_toml",
-    "update", "value_of",
+    "Config", "check", "documentation", "flat", "load", "merged", "override", "presets", "resolved", "sections",
+    "to_toml", "update", "value_of",
 ]  # fmt: skip
 
 AlgorithmName = Literal[

@@ -109,13 +109,26 @@ def stored(run_dir: Path, verb: Verb | None = None) -> Stored:
     elif fault:
         whose = f"{found[-1].name} is of an older format without settings" if found else "there is no checkpoint"
         advice = "restore config.toml or start anew in another run.dir"
-        raise CheckpointError(f"run.resume: {path} {fault}, and {whose}; {advice}")
+        raise CheckpointError(f"{path} {fault}, and {whose}; {advice}")
     else:
         saved, config = _config_of(table, path), _config_of(table, path)
         if found:
             notes.append(f"{found[-1].name} is of an older format: settings are those of {CONFIG} alone")
     step = int(manifest["step"]) if found else 0
     return Stored(config, saved, found[-1] if found else None, step, notes)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is one that `spear train` or `spear sft` wrote."""
+    return (folder / CONFIG).is_file() or (folder / "checkpoints").is_dir()
+
+
+def stored_with(run_dir: Path, overrides: Sequence[str]) -> Config:
+    """A run's own settings with some of them changed, for something else than going on with it."""
+    config = stored(run_dir).config
+    override(config, overrides)
+    check(config)
+    return resolved(config)
 
 
 def start_of(config: Config, *, verb: Verb) -> Start:
@@ -217,7 +230,7 @@ def _config_of(table: dict[str, Any], place: Path) -> Config:
         update(config, table)
         check(config)
     except ConfigError as error:
-        raise CheckpointError(f"run.resume: the settings of {place} are not those of this version: {error}") from error
+        raise CheckpointError(f"the settings of {place} are not those of this version: {error}") from error
     return resolved(config)
 
 

@@ -128,9 +128,9 @@ def sft_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, An
             with timed("time/sft", seconds):
                 metrics = cold_start_from(config, engine, player, tasks_of(config, "train"), callbacks)
             after = evaluated(config, engine, player, held_out, step=0) if held_out else None
-        write_folder(run_dir / "model", engine.save, {"step": 0, "settings": settings})
         summary = _summary(config, 0, before, after, seconds) | {"algorithm": "sft", "loss": metrics["sft/loss"]}
         _close(run_dir, summary)
+        write_folder(run_dir / "model", engine.save, {"step": 0, "settings": settings})  # last: it says all is done
     return summary
 
 

@@ -62,5 +62,7 @@ class Masters:
 
 def largest_entry(tensors: Iterable[Tensor]) -> float:
     """The largest absolute value in tensors, NaN if there is one; 0 if there are no values."""
-    norms = [torch.linalg.vector_norm(x.detach(), ord=float("inf")).to("cpu", torch.float32) for x in tensors if x.numel()]
+    norms = [
+        torch.linalg.vector_norm(x.detach(), ord=float("inf")).to("cpu", torch.float32) for x in tensors if x.numel()
+    ]
     return float(torch.stack(norms).max()) if norms else 0.0

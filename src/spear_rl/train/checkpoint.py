@@ -124,7 +124,7 @@ def checked_manifest(checkpoint: Path) -> dict[str, Any]:
         version = int(manifest.get("format", 1))
         if version > FORMAT:
             raise CheckpointError(
-                f"checkpoint {checkpoint} has format {version}, this version of spear_rl reads up to {FORMAT}: update it"
+                f"checkpoint {checkpoint} has format {version}; this version of spear_rl reads {FORMAT}, so update it"
             )
         damaged = [name for name, digest in manifest["sha256"].items() if _digest(checkpoint / name) != digest]
         if version > 1 and manifest.pop("self") != _self_digest(manifest):

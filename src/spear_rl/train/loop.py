@@ -81,10 +81,10 @@ class Trainer:
         except DiskError as error:
             raise DiskError(f"step {self.step}: {error}; make room or mend it. {self._way_back()}") from error
         except NonFiniteLossError as error:
+            rate = self.learning_rate(max(self.step - 1, 0))
             raise UserError(
-                f"step {self.step}: {error}. {self._way_back()} and a smaller optim.learning_rate (it is "
-                f"{self.learning_rate(max(self.step - 1, 0)):g}); if that policy is spoilt too, delete it to go on from "
-                "the one before"
+                f"step {self.step}: {error}. {self._way_back()} and a smaller optim.learning_rate (it is {rate:g}); if "
+                "that policy is spoilt too, delete it to go on from the one before"
             ) from error
 
     def _way_back(self) -> str:
