@@ -19,9 +19,11 @@ import pytest
 from conftest import logged
 
 HERE = Path(__file__).parent
+STEPS = 2
 SMALL = [
-    "run.steps=3", "run.checkpoint_every=1", "run.trajectories_every=2", "run.threads=1", "sft.episodes=8",
-    "sft.epochs=1", "eval.tasks=4", "eval.every=2", "rollout.num_tasks=2", "rollout.group_size=2", "algorithm.kl=0.01",
+    f"run.steps={STEPS}", "run.checkpoint_every=1", "run.trajectories_every=2", "run.threads=1", "sft.episodes=4",
+    "sft.epochs=1", "eval.tasks=2", "rollout.num_tasks=1", "rollout.group_size=2", "rollout.max_turns=2",
+    "algorithm.kl=0.01",
 ]  # fmt: skip
 ERRORS = [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EACCES]
 
@@ -63,7 +65,12 @@ class Scenario:
         self.before: Path | None = None
         if from_step is not None:
             self.before = home / "before"
-            settings = [*SMALL, f"run.steps={from_step}", "algorithm.bonus.steps=3", "algorithm.imitation.warm_steps=1"]
+            settings = [
+                *SMALL,
+                f"run.steps={from_step}",
+                f"algorithm.bonus.steps={STEPS}",
+                "algorithm.imitation.warm_steps=1",
+            ]
             outcome = spear_with(verb, "lookup", f"run.dir={self.before}", *settings, folder=self.before)
             assert outcome["code"] == 0, outcome["text"]
         whole = self.fresh("whole")
@@ -81,14 +88,14 @@ class Scenario:
 
     def command(self, run: Path) -> list[object]:
         if self.before:
-            return [self.verb, f"run.dir={run}", "run.resume=true", "run.steps=3"]
+            return [self.verb, f"run.dir={run}", "run.resume=true", f"run.steps={STEPS}"]
         return [self.verb, "lookup", f"run.dir={run}", *SMALL]
 
     def result(self, run: Path) -> dict:
         """All of a run that must not depend on what happened to it on its way."""
         if self.verb == "sft":
             return {"weights": (run / "model" / "model.safetensors").read_bytes()}
-        newest = run / "checkpoints" / "step_000003"
+        newest = run / "checkpoints" / f"step_{STEPS:06d}"
         return {
             "metrics": logged(run),
             "evals": logged(run, "eval.jsonl"),
@@ -105,7 +112,7 @@ class Scenario:
             return what + f"exit {outcome['code']}: {outcome['text'][-2000:]}"
         if outcome["code"] == 2 and "error: " not in outcome["text"]:
             return what + f"no sentence: {outcome['text'][-500:]}"
-        again = self._spear(self.verb, f"run.dir={run}", "run.resume=true", "run.steps=3", folder=run)
+        again = self._spear(self.verb, f"run.dir={run}", "run.resume=true", f"run.steps={STEPS}", folder=run)
         if again["code"] == 2 and "holds no run" in again["text"] and not (run / "config.toml").exists():
             again = self._spear(*self.command(run), folder=run)
         elif again["code"] == 2 and self.verb == "sft" and "is finished" in again["text"]:

@@ -141,7 +141,7 @@ def _with_model(model: str, overrides: Sequence[str], panel: Panel, source: str,
     place = Path(model)
     homes = [place, place.parent, place.parent.parent] if os.path.isdir(place) else []
     home = next((folder for folder in homes if is_run(folder)), None)
-    config = stored_with(home, overrides) if home and not source else load(source or None, overrides)
+    config = stored_with(home, overrides, folder=place) if home and not source else load(source or None, overrides)
     _check_temperature(config)
     tasks = _tasks(config, panel)
     from spear_rl.runs import evaluated

@@ -71,7 +71,11 @@ def _made(folder: Path) -> list[Path]:
 def _locked(run_dir: Path) -> int:
     path = run_dir / LOCK
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except FileNotFoundError:  # another process that made the folder removed it
+            _made(run_dir)
+            continue
         try:
             if not _taken(handle):
                 raise _in_use(run_dir, *_holder(handle))

@@ -123,9 +123,20 @@ def is_run(folder: Path) -> bool:
     return (folder / CONFIG).is_file() or (folder / "checkpoints").is_dir()
 
 
-def stored_with(run_dir: Path, overrides: Sequence[str]) -> Config:
-    """A run's own settings with some of them changed, for something else than going on with it."""
-    config = stored(run_dir).config
+def stored_with(run_dir: Path, overrides: Sequence[str], *, folder: Path) -> Config:
+    """A run's own settings with some of them changed, to do something else than go on: its config.toml's.
+
+    Args:
+        folder: a checkpoint of the run, or the run itself, for the settings if config.toml cannot be read.
+    """
+    table, fault, _ = _read(run_dir / CONFIG)
+    if fault:
+        from spear_rl.train.checkpoint import MANIFEST, checked_manifest
+
+        known = checked_manifest(folder).get("settings") if (folder / MANIFEST).is_file() else None
+        config = _config_of(tomllib.loads(known), folder) if known else stored(run_dir).config
+    else:
+        config = _config_of(table, run_dir / CONFIG)
     override(config, overrides)
     check(config)
     return resolved(config)

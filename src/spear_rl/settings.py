@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import inspect
 import json
 import tomllib
@@ -72,6 +73,7 @@ def sections(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from sections(value, inner)
 
 
+@functools.cache
 def documentation(section: type) -> dict[str, str]:
     """Field -> the string under it."""
     body = typing.cast(ast.ClassDef, ast.parse(inspect.getsource(section)).body[0]).body
