@@ -49,7 +49,8 @@ def to_toml(config: Any, *, comments: bool = False) -> str:
     lines: list[str] = []
     for path, section in sections(config):
         lines += ["", f"[{path}]"]
-        for name, text in documentation(type(section)).items():
+        kind: type = type(section)
+        for name, text in documentation(kind).items():
             value = getattr(section, name)
             if is_dataclass(value):
                 continue
