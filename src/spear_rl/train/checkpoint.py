@@ -119,6 +119,8 @@ def checked_manifest(checkpoint: Path) -> dict[str, Any]:
     """A folder's manifest, after checking every file against it."""
     others = [path.name for path in checkpoints(checkpoint.parent) if path.name < checkpoint.name]
     advice = f"delete it to resume from {others[-1]}" if others else "start the run anew in another run.dir"
+    if not checkpoint.name.startswith("step_"):
+        advice = f"make it again, or delete its {MANIFEST} to use it as it is"
     try:
         manifest = _manifest(checkpoint)
         version = int(manifest.get("format", 1))

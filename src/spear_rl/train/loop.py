@@ -79,7 +79,7 @@ class Trainer:
         except ShortOfMemoryError as error:
             raise ShortOfMemoryError(f"step {self.step}: {error}. {self._way_back()} and the new setting") from error
         except DiskError as error:
-            raise DiskError(f"step {self.step}: {error}; make room or mend it. {self._way_back()}") from error
+            raise DiskError(f"step {self.step}: {error}; free space or restore access. {self._way_back()}") from error
         except NonFiniteLossError as error:
             rate = self.learning_rate(max(self.step - 1, 0))
             raise UserError(
