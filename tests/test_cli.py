@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from conftest import logged
+from spear_rl.config import load, to_toml
 
 SMALL = [
     "run.steps=6",
@@ -120,7 +121,7 @@ def test_a_killed_run_resumes_bit_for_bit(spear, tmp_path, name):
 def test_a_run_killed_before_its_first_checkpoint_starts_over(spear, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
-    (run / "config.toml").write_text('[run]\nsteps = 2\n[task]\nenv = "lookup"\n[engine]\nmodel = "tiny-xs"\n')
+    (run / "config.toml").write_text(to_toml(load("lookup", ["run.steps=2"])))
     (run / "checkpoints").mkdir()
     (run / "checkpoints" / ".draft_000000").mkdir()
     code, text = spear(

@@ -182,6 +182,7 @@ def test_a_damaged_adapter_is_one_sentence(spear, tmp_path):
     code, _ = spear("sft", "lookup", f"run.dir={tmp_path / 'sft'}", *SMALL, "sft.episodes=4", "eval.tasks=0")
     assert code == 0
     model = tmp_path / "sft" / "model"
+    (model / "checkpoint.json").unlink()  # would say first that a file was changed
     for name, content, part in (
         ("adapter_model.safetensors", b"spoilt", "does not load onto"),
         ("adapter_config.json", b"{", "is not an adapter's config"),

@@ -47,39 +47,38 @@ def train(settings: Overrides = None) -> None:
 
     Example: spear train quickstart run.seed=1 algorithm.name=dr-bot-grpo
     """
-    source, overrides = _split(settings)
-    from spear_rl import config as configuration
-
-    config = configuration.load(_stored(source, overrides) or source, overrides)
     from spear_rl.console import LiveConsole
-    from spear_rl.runs import resume_point, train_from
-    from spear_rl.train.callbacks import JsonLines, TensorBoard
+    from spear_rl.resuming import opened
 
-    run_dir = Path(config.run.dir)
-    newest = resume_point(run_dir) if config.run.resume else None
-    first = int(newest.name.removeprefix("step_")) if newest else 0
-    console.print(f"{config.algorithm.name} on {config.task.env}, seed {config.run.seed} -> {run_dir}")
-    files = [JsonLines(run_dir / "metrics.jsonl", "step"), JsonLines(run_dir / "eval.jsonl", "eval")]
-    board = TensorBoard(run_dir / "tensorboard", first_step=first)
-    with LiveConsole(console) as live:
-        summary = train_from(config, [*files, board, live])
+    with opened(*_split(settings), verb="train") as (config, notes):
+        from spear_rl.runs import train_from
+        from spear_rl.train.callbacks import JsonLines, TensorBoard
+
+        run_dir = Path(config.run.dir)
+        said = f"{config.algorithm.name} on {config.task.env}, seed {config.run.seed} -> {run_dir}"
+        for text in (said, *notes):
+            console.print(text, markup=False, soft_wrap=True)
+        files = [JsonLines(run_dir / "metrics.jsonl", "step"), JsonLines(run_dir / "eval.jsonl", "eval")]
+        with LiveConsole(console) as live:
+            summary = train_from(config, [*files, TensorBoard(run_dir / "tensorboard"), live])
     _print_summary(summary, run_dir)
 
 
 @app.command()
 def sft(settings: Overrides = None) -> None:
     """Cold start only: supervised learning on expert episodes; writes run.dir/model, a plain transformers folder."""
-    source, overrides = _split(settings)
-    from spear_rl import config as configuration
-
-    config = configuration.load(source, overrides)
-    if not config.sft.episodes:
-        raise ConfigError("sft.episodes is 0: say how many expert episodes to learn from, e.g. sft.episodes=256")
     from spear_rl.console import LiveConsole
-    from spear_rl.runs import sft_from
+    from spear_rl.resuming import opened
 
-    with LiveConsole(console) as live:
-        summary = sft_from(config, [live])
+    with opened(*_split(settings), verb="sft") as (config, notes):
+        if not config.sft.episodes:
+            raise ConfigError("sft.episodes is 0: say how many expert episodes to learn from, e.g. sft.episodes=256")
+        from spear_rl.runs import sft_from
+
+        for text in notes:
+            console.print(text, markup=False, soft_wrap=True)
+        with LiveConsole(console) as live:
+            summary = sft_from(config, [live])
     _print_summary(summary, Path(config.run.dir))
 
 
@@ -352,24 +351,13 @@ def _split(settings: list[str] | None) -> tuple[str | None, list[str]]:
     return (sources[0] if sources else None), [s for s in settings or [] if "=" in s]
 
 
-def _stored(source: str | None, overrides: list[str]) -> str | None:
-    """A resumed run goes on with the settings it was started with; only overrides given now change them."""
-    given = dict(o.split("=", 1) for o in overrides)
-    if given.get("run.resume") != "true":
-        return None
-    from spear_rl import config as configuration
-
-    stored = Path(given.get("run.dir") or configuration.load(source).run.dir) / "config.toml"
-    return str(stored) if stored.exists() else None
-
-
 def _print_summary(summary: dict[str, object], run_dir: Path) -> None:
     for name in ("success_before", "success_after"):
         rate = summary.get(name)
         if isinstance(rate, dict):
             label = name.replace("_", " ")
             console.print(f"{label}: {rate['success']:.1%} ({rate['low']:.1%} to {rate['high']:.1%})")
-    console.print(f"everything is in {run_dir}")
+    console.print(f"everything is in {run_dir}", markup=False, soft_wrap=True)
 
 
 def _make_writable(path: Path) -> None:

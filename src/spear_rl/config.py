@@ -11,9 +11,12 @@ from typing import Any, Literal
 
 from spear_rl.errors import ConfigError
 from spear_rl.names import ALGORITHM_NAMES, BASES, split_name
-from spear_rl.settings import documentation, literal, nearest, sections, to_toml, update, value_of
+from spear_rl.settings import Typed, documentation, flat, nearest, sections, to_toml, update, value_of
 
-__all__ = ["Config", "check", "documentation", "load", "presets", "resolved", "sections", "to_toml", "value_of"]
+__all__ = [
+    "Config", "check", "documentation", "flat", "load", "merged", "override", "presets", "resolved", "sections",
+    "to_toml", "update", "value_of",
+]  # fmt: skip
 
 
 @dataclass
@@ -27,9 +30,9 @@ class Run:
     steps: int = 100
     """RL steps in all."""
     resume: bool = False
-    """Continue the run in run.dir from its newest checkpoint."""
+    """Continue the run in run.dir from its newest checkpoint, with the settings stored there."""
     checkpoint_every: int = 10
-    """Steps between checkpoints; the two newest are kept."""
+    """Steps between checkpoints; the two newest are kept, and the best of those that were evaluated."""
     trajectories_every: int = 10
     """Steps between dumps of whole episodes into trajectories/; 0 is never."""
     threads: int = 0
@@ -273,23 +276,34 @@ class Config:
 
 def load(source: str | None, overrides: Sequence[str] = (), *, block: Mapping[str, Any] | None = None) -> Config:
     """Defaults, then a preset or a TOML file, a `block` of sections, and `section.key=value` overrides; checked."""
+    config = merged(source, overrides, block=block)
+    check(config)
+    return resolved(config)
+
+
+def merged(source: str | None, overrides: Sequence[str] = (), *, block: Mapping[str, Any] | None = None) -> Config:
+    """The same as `load`, neither checked nor resolved."""
     config = Config()
     if source:
         update(config, _table(source))
     update(config, block or {})
-    for override in overrides:
-        key, equals, text = override.partition("=")
+    override(config, overrides)
+    return config
+
+
+def override(config: Config, overrides: Sequence[str]) -> None:
+    """Write `section.key=value` overrides into `config`."""
+    for text in overrides:
+        key, equals, value = text.partition("=")
         if not equals:
-            raise ConfigError(f"{override!r} is no setting: write section.key=value, e.g. run.steps=50")
+            raise ConfigError(f"{text!r} is no setting: write section.key=value, e.g. run.steps=50")
         table: dict[str, Any] = {}
         *path, last = key.strip().split(".")
         inner = table
         for part in path:
             inner = inner.setdefault(part, {})
-        inner[last] = literal(text.strip())
+        inner[last] = Typed(value.strip())
         update(config, table)
-    check(config)
-    return resolved(config)
 
 
 def resolved(config: Config) -> Config:

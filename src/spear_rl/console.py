@@ -58,14 +58,17 @@ class LiveConsole:
 
     def __call__(self, event: Event) -> None:
         metrics = event.metrics or {}
-        if event.kind == "eval":
+        if event.kind == "note":
+            self._console.print(event.text, markup=False, highlight=False, soft_wrap=True)
+        elif event.kind == "eval":
             self._console.print(
                 f"[bold]held-out success {metrics['success']:.1%}[/] "
                 f"({metrics['low']:.1%} to {metrics['high']:.1%}) at step {event.step}"
             )
         elif event.kind == "sft":
             self._advance("cold start", event.step, event.total)
-            if not self._live and event.step in (1, event.total):
+            tenths = [10 * done // max(event.total, 1) for done in (event.step - 1, event.step)]
+            if not self._live and (event.step == 1 or tenths[0] != tenths[1]):
                 self._console.print(f"cold start {event.step}/{event.total}: loss {metrics['sft/loss']:.3f}")
         elif event.kind == "step":
             self._advance("training", event.step + 1, event.total)

@@ -19,3 +19,7 @@ class MissingExtraError(UserError):
 
 class ShortOfMemoryError(UserError):
     """Something needed more memory than there was."""
+
+
+class DiskError(UserError):
+    """A file or folder cannot be written."""

@@ -11,6 +11,7 @@ from typing import Any
 from spear_rl.config import Config, load
 from spear_rl.errors import CheckpointError, ConfigError
 from spear_rl.playing import Player, sampling_of, tasks_of
+from spear_rl.resuming import is_run, stored_with
 from spear_rl.rollout.chat_server import ChatServer, EndpointError, UnansweredError
 from spear_rl.rollout.endpoint import ChatEndpoint
 from spear_rl.rollout.env import Task
@@ -138,16 +139,16 @@ def _with_endpoint(url: str, config: Config, panel: Panel, connection: Connectio
 def _with_model(model: str, overrides: Sequence[str], panel: Panel, source: str, notice: Notice | None) -> Report:
     """A run's newest policy under its own settings, or any model under the defaults and `overrides`."""
     place = Path(model)
-    homes = [place, place.parent, place.parent.parent] if place.is_dir() else []
-    home = next((folder for folder in homes if (folder / "config.toml").is_file()), None)
-    config = load(source or (str(home / "config.toml") if home else None), overrides)
+    homes = [place, place.parent, place.parent.parent] if os.path.isdir(place) else []
+    home = next((folder for folder in homes if is_run(folder)), None)
+    config = stored_with(home, overrides, folder=place) if home and not source else load(source or None, overrides)
     _check_temperature(config)
     tasks = _tasks(config, panel)
     from spear_rl.runs import evaluated
     from spear_rl.train.checkpoint import MANIFEST, checked_step, checkpoints
     from spear_rl.wiring import engine_of
 
-    folder = place if place.is_dir() else None
+    folder = place if os.path.isdir(place) else None
     if home is not None and home == place:
         saved = [*checkpoints(home / "checkpoints"), *home.glob("model")]
         if not saved:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import random
 from collections.abc import Sequence
@@ -12,20 +13,23 @@ from typing import Any
 
 import torch
 
-from spear_rl.algorithms import Algorithm
-from spear_rl.config import Config, to_toml
+from spear_rl.config import Config
 from spear_rl.engines.base import NonFiniteLossError
 from spear_rl.engines.hf import HFEngine
 from spear_rl.engines.place import chosen_device
-from spear_rl.errors import CheckpointError, ConfigError, UserError
+from spear_rl.errors import UserError
+from spear_rl.files import is_leftover, remove_folder, write_whole, writing
+from spear_rl.lock import locked
 from spear_rl.playing import Player, sampling_of, tasks_of
+from spear_rl.resuming import CONFIG, Start, settings_text, start_of
 from spear_rl.rollout.env import Task
-from spear_rl.train.callbacks import Callback, Event, drop_rows
-from spear_rl.train.checkpoint import checked_step, checkpoints
+from spear_rl.rows import flush_rows, mend_rows
+from spear_rl.train.callbacks import Callback, Event
+from spear_rl.train.checkpoint import MANIFEST, checked_manifest, remove_leftovers, write_folder
 from spear_rl.train.cold_start import cold_start, warmup_then_cosine
 from spear_rl.train.correction import corrected
 from spear_rl.train.evaluate import Evaluation, evaluation, merged
-from spear_rl.train.loop import TaskOrder, Trainer
+from spear_rl.train.loop import MAX_WEIGHT, TaskOrder, Trainer
 from spear_rl.train.step import timed
 from spear_rl.types import Group, Metrics
 from spear_rl.versions import versions
@@ -50,73 +54,83 @@ def evaluated(
 def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """A whole run: cold start, RL, evaluations, checkpoints; its summary, which is also in run.dir/summary.json."""
     run_dir = Path(config.run.dir)
-    newest, algorithm = _starting_point(run_dir, config), algorithm_of(config)
-    panel = tasks_of(config, "train")
-    held_out = tasks_of(config, config.eval.split, count=config.eval.tasks) if config.eval.tasks else []
-    engine = engine_of(config, folder=newest)
-    with Player(config, engine.tokenizer, processor=engine.processor) as player:
-        return _trained(config, algorithm, engine, player, panel, held_out, newest, callbacks)
-
-
-def _trained(
-    config: Config,
-    algorithm: Algorithm,
-    engine: HFEngine,
-    player: Player,
-    panel: Sequence[Task],
-    held_out: Sequence[Task],
-    newest: Path | None,
-    callbacks: Sequence[Callback],
-) -> dict[str, Any]:
-    run_dir = Path(config.run.dir)
-    _open(run_dir, config, newest)
-    order = TaskOrder(panel, num_tasks=config.rollout.num_tasks, seed=config.run.seed)
-    seconds: Metrics = {}
-    if newest is None and config.sft.episodes:
-        with timed("time/sft", seconds):
-            cold_start_from(config, engine, player, panel, callbacks)
-    engine.reset_optimizer(config.optim.learning_rate)
-    if getattr(algorithm.loss, "kl", 0.0):
-        _freeze_reference(config, engine, run_dir / "reference", is_new=newest is None)
-    trainer = Trainer(
-        run_dir=run_dir,
-        engine=engine,
-        algorithm=algorithm,
-        collect=partial(_collected, config, engine, player, order),
-        evaluate=lambda step: evaluated(config, engine, player, held_out, step=step) if held_out else None,
-        learning_rate=_learning_rate(config),
-        rng=random.Random(f"replay/{config.run.seed}"),
-        num_minibatches=config.optim.num_minibatches,
-        checkpoint_every=config.run.checkpoint_every,
-        trajectories_every=config.run.trajectories_every,
-        eval_every=config.eval.every,
-        callbacks=callbacks,
-        seconds=seconds,
-    )
-    if newest is not None:
-        trainer.restore(newest)
-    trainer.run(config.run.steps)
-    summary = _summary(config, trainer.step, trainer.before, trainer.latest, trainer.seconds)
-    (run_dir / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    settings, algorithm = settings_text(config, "train"), algorithm_of(config)
+    with locked(run_dir):
+        start = start_of(config, verb="train")
+        panel = tasks_of(config, "train")
+        held_out = tasks_of(config, config.eval.split, count=config.eval.tasks) if config.eval.tasks else []
+        engine = engine_of(config, folder=start.checkpoint)
+        with Player(config, engine.tokenizer, processor=engine.processor) as player:
+            order = TaskOrder(panel, num_tasks=config.rollout.num_tasks, seed=config.run.seed)
+            trainer = Trainer(
+                run_dir=run_dir,
+                engine=engine,
+                algorithm=algorithm,
+                collect=partial(_collected, config, engine, player, order),
+                evaluate=lambda step: evaluated(config, engine, player, held_out, step=step) if held_out else None,
+                learning_rate=_learning_rate(config),
+                rng=random.Random(f"replay/{config.run.seed}"),
+                num_minibatches=config.optim.num_minibatches,
+                checkpoint_every=config.run.checkpoint_every,
+                trajectories_every=config.run.trajectories_every,
+                eval_every=config.eval.every,
+                callbacks=callbacks,
+                settings=settings,
+            )
+            if start.checkpoint is None:
+                _open(run_dir, settings, start, callbacks)
+                _begin(config, trainer, player, panel)
+            else:
+                _take_up(config, trainer, start.checkpoint)
+                _open(run_dir, settings, start, callbacks)  # only now: what cannot go on leaves the folder as it was
+            trainer.run(config.run.steps)
+        summary = _summary(config, trainer.step, trainer.before, trainer.latest, trainer.seconds)
+        _close(run_dir, summary)
     return summary
+
+
+def _begin(config: Config, trainer: Trainer, player: Player, panel: Sequence[Task]) -> None:
+    """Bring a new policy to where RL starts."""
+    engine = trainer.engine
+    if config.sft.episodes:
+        with timed("time/sft", trainer.seconds):
+            cold_start_from(config, engine, player, panel, trainer.callbacks)
+    engine.reset_optimizer(config.optim.learning_rate)
+    if getattr(trainer.algorithm.loss, "kl", 0.0):
+        folder = trainer.run_dir / "reference"
+        write_folder(folder, engine.save, {"step": 0})
+        engine.set_reference(policy_in_folder(config, folder))
+
+
+def _take_up(config: Config, trainer: Trainer, checkpoint: Path) -> None:
+    """Bring a run to where its checkpoint was written; the weights were loaded with the engine."""
+    trainer.engine.reset_optimizer(config.optim.learning_rate)
+    if getattr(trainer.algorithm.loss, "kl", 0.0):
+        folder = trainer.run_dir / "reference"
+        if (folder / MANIFEST).exists():  # earlier versions wrote none
+            checked_manifest(folder)
+        trainer.engine.set_reference(policy_in_folder(config, folder))
+    trainer.restore(checkpoint)
 
 
 def sft_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """A cold start alone: run.dir/model is the result, a plain transformers folder for engine.model."""
     run_dir = Path(config.run.dir)
-    _starting_point(run_dir, config)
-    held_out = tasks_of(config, config.eval.split, count=config.eval.tasks) if config.eval.tasks else []
-    engine = engine_of(config)
-    _open(run_dir, config, None)
-    seconds: Metrics = {}
-    with Player(config, engine.tokenizer, processor=engine.processor) as player:
-        before = evaluated(config, engine, player, held_out, step=0) if held_out else None
-        with timed("time/sft", seconds):
-            metrics = cold_start_from(config, engine, player, tasks_of(config, "train"), callbacks)
-        after = evaluated(config, engine, player, held_out, step=0) if held_out else None
-    engine.save(run_dir / "model")
-    summary = _summary(config, 0, before, after, seconds) | {"algorithm": "sft", "loss": metrics["sft/loss"]}
-    (run_dir / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    settings = settings_text(config, "sft")
+    with locked(run_dir):
+        start = start_of(config, verb="sft")
+        held_out = tasks_of(config, config.eval.split, count=config.eval.tasks) if config.eval.tasks else []
+        engine = engine_of(config)
+        _open(run_dir, settings, start, callbacks)
+        seconds: Metrics = {}
+        with Player(config, engine.tokenizer, processor=engine.processor) as player:
+            before = evaluated(config, engine, player, held_out, step=0) if held_out else None
+            with timed("time/sft", seconds):
+                metrics = cold_start_from(config, engine, player, tasks_of(config, "train"), callbacks)
+            after = evaluated(config, engine, player, held_out, step=0) if held_out else None
+        summary = _summary(config, 0, before, after, seconds) | {"algorithm": "sft", "loss": metrics["sft/loss"]}
+        _close(run_dir, summary)
+        write_folder(run_dir / "model", engine.save, {"step": 0, "settings": settings})  # last: it says all is done
     return summary
 
 
@@ -131,7 +145,7 @@ def cold_start_from(
 
     engine.reset_optimizer(config.sft.learning_rate)
     try:
-        return cold_start(
+        metrics = cold_start(
             engine,
             player.demonstrations(panel, config.sft.episodes),
             epochs=config.sft.epochs,
@@ -141,42 +155,34 @@ def cold_start_from(
             rng=random.Random(f"sft/{config.run.seed}"),
             on_update=tell,
         )
+        engine.check_weights(MAX_WEIGHT)
     except NonFiniteLossError as error:
         raise UserError(f"cold start: {error}; lower sft.learning_rate (it is {config.sft.learning_rate:g})") from error
+    return metrics
 
 
-def resume_point(run_dir: Path) -> Path | None:
-    """The newest checkpoint of a run, or None if it was stopped before it had any to lose."""
-    found = checkpoints(run_dir / "checkpoints")
-    if found:
-        return found[-1]
-    if not (run_dir / "config.toml").exists():
-        raise CheckpointError(f"run.resume: {run_dir} holds no run; leave out run.resume to start one")
-    metrics = run_dir / "metrics.jsonl"
-    if metrics.exists() and metrics.stat().st_size:
-        raise CheckpointError(
-            f"run.resume: {run_dir} has logged steps but its checkpoints/ is gone; start anew elsewhere"
-        )
-    return None
+def _open(run_dir: Path, settings: str, start: Start, callbacks: Sequence[Callback]) -> None:
+    """Make run.dir ready to be written to, once nothing can be wrong with the settings or the checkpoint any more."""
+    notes = list(start.notes)
+    with writing(f"run.dir: {run_dir}"):
+        for folder in (run_dir, run_dir / "checkpoints"):
+            remove_leftovers(folder)
+        for name in filter(is_leftover, os.listdir(run_dir)):
+            (run_dir / name).unlink()
+        if start.checkpoint is None and (run_dir / "reference").is_dir():
+            remove_folder(run_dir / "reference")
+        begun = start.checkpoint is not None
+        notes += mend_rows(run_dir / "metrics.jsonl", from_step=start.step, complete=begun)
+        notes += mend_rows(run_dir / "eval.jsonl", from_step=start.step + 1 if begun else 0)
+        write_whole(run_dir / CONFIG, settings)
+    for text in notes:
+        for callback in callbacks:
+            callback(Event("note", start.step, text=text))
 
 
-def _starting_point(run_dir: Path, config: Config) -> Path | None:
-    """The checkpoint to go on from, checked, or None for a new run; writes nothing."""
-    newest = resume_point(run_dir) if config.run.resume else None
-    if newest is not None:
-        checked_step(newest)
-    if not config.run.resume and run_dir.exists() and any(run_dir.iterdir()):
-        raise ConfigError(f"run.dir: {run_dir} is not empty; set run.resume=true to go on, or choose another folder")
-    return newest
-
-
-def _open(run_dir: Path, config: Config, newest: Path | None) -> None:
-    """Make run.dir ready to be written to, once nothing can be wrong with the settings any more."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    step = checked_step(newest) if newest else 0
-    drop_rows(run_dir / "metrics.jsonl", from_step=step)
-    drop_rows(run_dir / "eval.jsonl", from_step=step + 1 if newest else 0)
-    (run_dir / "config.toml").write_text(to_toml(config), "utf-8")
+def _close(run_dir: Path, summary: dict[str, Any]) -> None:
+    flush_rows(run_dir)
+    write_whole(run_dir / "summary.json", json.dumps(summary, indent=1) + "\n")
 
 
 def _learning_rate(config: Config) -> Any:
@@ -190,13 +196,6 @@ def _collected(config: Config, engine: HFEngine, player: Player, order: TaskOrde
     """A step's episodes, as the trainer should learn from them."""
     groups = player.groups(order(step), engine, group_size=config.rollout.group_size, step=step)
     return corrected(groups, engine, cap=config.engine.importance_cap) if config.engine.importance_cap else groups
-
-
-def _freeze_reference(config: Config, engine: HFEngine, folder: Path, *, is_new: bool) -> None:
-    """The policy RL started from, written down so that a resumed run compares with the same one."""
-    if is_new:
-        engine.save(folder)
-    engine.set_reference(policy_in_folder(config, folder))
 
 
 def _summary(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import inspect
 import json
 import tomllib
@@ -11,6 +12,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from datetime import date, time
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -37,7 +39,7 @@ def update(section: Any, table: Mapping[str, Any], path: str = "", *, root: Any 
         elif isinstance(current, dict):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{key} takes keys of its own: write {key}.<key>=value")
-            current.update(value)
+            current.update(_read(value))
         else:
             setattr(section, name, _typed(value, hints[name], key))
 
@@ -47,7 +49,8 @@ def to_toml(config: Any, *, comments: bool = False) -> str:
     lines: list[str] = []
     for path, section in sections(config):
         lines += ["", f"[{path}]"]
-        for name, text in documentation(type(section)).items():
+        kind: type = type(section)
+        for name, text in documentation(kind).items():
             value = getattr(section, name)
             if is_dataclass(value):
                 continue
@@ -71,6 +74,7 @@ def sections(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from sections(value, inner)
 
 
+@functools.cache
 def documentation(section: type) -> dict[str, str]:
     """Field -> the string under it."""
     body = typing.cast(ast.ClassDef, ast.parse(inspect.getsource(section)).body[0]).body
@@ -79,6 +83,16 @@ def documentation(section: type) -> dict[str, str]:
         if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
             texts[ast.unparse(statement.target)] = ast.literal_eval(following.value)
     return texts
+
+
+def flat(config: Any) -> dict[str, Any]:
+    """Dotted key -> value, of every setting."""
+    return {
+        f"{path}.{entry.name}": getattr(section, entry.name)
+        for path, section in sections(config)
+        for entry in fields(section)
+        if not is_dataclass(getattr(section, entry.name))
+    }
 
 
 def value_of(config: Any, key: str) -> Any:
@@ -97,6 +111,10 @@ def literal(text: str) -> Any:
         return {"True": True, "False": False}.get(text, text)
 
 
+class Typed(str):
+    """A value as it was typed: kept as it is where a setting is a text, else read as TOML."""
+
+
 def nearest(word: str, known: Any) -> str:
     """A question with the most similar known word, or nothing."""
     close = difflib.get_close_matches(word, list(map(str, known)), n=1, cutoff=0.5)
@@ -109,6 +127,9 @@ def _typed(value: Any, hint: Any, key: str) -> Any:
         if value == "none":
             return None
         return _typed(value, next(a for a in arguments if a is not type(None)), key)
+    if isinstance(value, Typed):
+        read = literal(value)
+        value = str(value) if hint is str and not isinstance(read, str) else read
     if origin is Literal:
         if value not in arguments:
             near = nearest(str(value), arguments)
@@ -120,7 +141,7 @@ def _typed(value: Any, hint: Any, key: str) -> Any:
         return [_typed(v, arguments[0], key) for v in value]
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if hint is str and isinstance(value, (int, float)) and not isinstance(value, bool):
+    if hint is str and isinstance(value, (int, float, date, time)) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}[hint]
@@ -133,7 +154,15 @@ def _toml(value: Any) -> str:
         return "{" + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, float | date | time):
+        return repr(value) if isinstance(value, float) else value.isoformat()
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _read(inner) for name, inner in value.items()}
+    return literal(value) if isinstance(value, Typed) else value
 
 
 def _names(section: Any) -> list[str]:

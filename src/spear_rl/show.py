@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from spear_rl.errors import UserError
+from spear_rl.rows import read_rows, spans
 
 
 def record_overview(name: str, record: Any) -> str:
@@ -39,21 +40,39 @@ def _worded(value: Any) -> str:
 
 
 def run_overview(run_dir: Path, *, num_episodes: int = 1) -> str:
-    """What a person wants to see first of a run."""
+    """What a person wants to see first of a run; lines that cannot be read are named and left out."""
     if not (run_dir / "config.toml").is_file():
         raise UserError(f"{run_dir} is no run folder: it has no config.toml")
+    try:
+        return "\n".join(_lines(run_dir, num_episodes))
+    except OSError as error:
+        raise UserError(f"{error.filename or run_dir} cannot be read: {error.strerror}") from error
+
+
+def _lines(run_dir: Path, num_episodes: int) -> list[str]:
     lines = [f"run {run_dir}"]
     summary = run_dir / "summary.json"
-    lines += summary.read_text("utf-8").splitlines() if summary.is_file() else ["unfinished: no summary.json yet"]
-    metrics = run_dir / "metrics.jsonl"
-    if metrics.is_file() and (rows := metrics.read_text("utf-8").splitlines()):
-        last = json.loads(rows[-1])
-        lines += ["", f"step {last.pop('step')}:"]
-        lines += [f"  {name:32s} {value:.5g}" for name, value in last.items()]
+    unfinished = ["unfinished: no summary.json yet"]
+    lines += summary.read_text("utf-8", errors="replace").splitlines() if summary.is_file() else unfinished
+    rows = read_rows(run_dir / "metrics.jsonl")
+    lines += rows.sentences("metrics.jsonl")
+    if rows.by_step:
+        step, row = list(rows.by_step.items())[-1]
+        lines += ["", f"step {step}:"]
+        lines += [
+            f"  {name:32s} {value:.5g}" if isinstance(value, int | float) else f"  {name:32s} {value}"
+            for name, value in row.items()
+            if name != "step"
+        ]
+        missing = [number for number in range(step) if number not in rows.by_step]
+        lines += [f"metrics.jsonl lacks the rows of steps {spans(missing)}"] if missing else []
     dumps = sorted((run_dir / "trajectories").glob("*.jsonl"))
-    for text in dumps[-1].read_text("utf-8").splitlines()[:num_episodes] if dumps else []:
-        lines += ["", *_episode(json.loads(text))]
-    return "\n".join(lines)
+    for number, text in enumerate(dumps[-1].read_bytes().splitlines()[:num_episodes] if dumps else [], start=1):
+        try:
+            lines += ["", *_episode(json.loads(text))]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            lines += ["", f"{dumps[-1].name}, line {number} is damaged or was cut off"]
+    return lines
 
 
 def _episode(episode: dict[str, Any]) -> list[str]:

@@ -21,6 +21,7 @@ from spear_rl.engines.tiny import TINY_SIZES
 from spear_rl.errors import ConfigError
 from spear_rl.functional.schedules import constant, cosine
 from spear_rl.playing import Player, runner_of, sampling_of, tasks_of
+from spear_rl.train.checkpoint import MANIFEST, checked_manifest
 
 __all__ = ["Player", "algorithm_of", "engine_of", "runner_of", "sampling_of", "tasks_of"]
 
@@ -147,6 +148,8 @@ def _model_of(config: Config, folder: Path | None) -> tuple[Any, Any, Any]:
         model, tokenizer = model_under_adapter(folder)
         adapter = adapter_in_folder(model, folder)
         return adapter.get_base_model(), tokenizer, adapter
+    if (Path(settings.model) / MANIFEST).is_file():  # a checkpoint, or what `spear sft` wrote
+        checked_manifest(Path(settings.model))
     model, tokenizer = model_by_name(settings.model, texts=partial(_texts, config), seed=seed)
     if not settings.lora_rank:
         return model, tokenizer, None

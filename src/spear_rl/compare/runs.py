@@ -13,6 +13,7 @@ from typing import Any
 
 from spear_rl.compare.estimates import Estimate
 from spear_rl.errors import UserError
+from spear_rl.rows import read_rows, spans
 
 WINDOW = 5
 """Steps a moving average takes in."""
@@ -66,14 +67,16 @@ def load_run(path: Path) -> RunRecord:
     if not path.is_dir():
         raise UserError(f"{path} is not a folder: name folders that `spear train` wrote (run.dir)")
     settings, summary = _settings(path), _summary(path)
-    rows = _rows(path / "metrics.jsonl", required=(), cut_off=summary is None)
+    rows = _rows(path / "metrics.jsonl", required=())
     if not rows:
         raise UserError(f"{path} has no metrics: metrics.jsonl is missing or empty, so it has not taken a step yet")
-    evals = _rows(path / "eval.jsonl", required=_RATE, cut_off=summary is None)
+    evals = _rows(path / "eval.jsonl", required=_RATE)
     taken, planned = max(rows) + 1, settings["run.steps"]
+    missing = [step for step in range(taken) if step not in rows]
+    lacking = f"metrics.jsonl lacks the rows of steps {spans(missing)}" if missing else ""
     if summary is not None and summary.get("steps") == max(taken, planned):
         before, after = _estimate(summary.get("success_before")), _estimate(summary.get("success_after"))
-        return RunRecord(path, settings, rows, evals, before, after)
+        return RunRecord(path, settings, rows, evals, before, after, lacking)
     # A summary of fewer steps is that of an earlier leg: the run was resumed and has not come to its new end.
     note = f"unfinished: {taken} of {planned} steps"
     before, after = _estimate(evals.get(0)), None
@@ -81,6 +84,7 @@ def load_run(path: Path) -> RunRecord:
     if last > 0:
         after = _estimate(evals[last])
         note += f", success after is that at step {last}"
+    note += f"; {lacking}" if lacking else ""
     return RunRecord(path, settings, rows, evals, before, after, note)
 
 
@@ -89,6 +93,8 @@ def _settings(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is no run folder: it has no config.toml")
     try:
         settings = dict(_flat(tomllib.loads((path / "config.toml").read_text("utf-8"))))
+    except OSError as error:
+        raise UserError(f"{path}: config.toml cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: config.toml is not valid TOML: {error}") from error
     for key, kind in (("algorithm.name", str), ("task.env", str), ("run.seed", int), ("run.steps", int)):
@@ -102,6 +108,8 @@ def _summary(path: Path) -> dict[str, Any] | None:
         return None
     try:
         summary = json.loads((path / "summary.json").read_text("utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: summary.json cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise UserError(f"{path}: summary.json is not valid JSON: {error}") from error
     if not isinstance(summary, dict):
@@ -113,26 +121,19 @@ def _summary(path: Path) -> dict[str, Any] | None:
     return summary
 
 
-def _rows(path: Path, *, required: Sequence[str], cut_off: bool) -> dict[int, dict[str, Any]]:
-    """Step -> line, in order of steps; with `cut_off` the last line may be half written."""
-    lines = path.read_text("utf-8", errors="replace").splitlines() if path.is_file() else []
-    rows: dict[int, dict[str, Any]] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            if cut_off and number == len(lines):
-                break
-            raise UserError(f"{path.parent}: {path.name}, line {number} is not valid JSON: {error}") from error
-        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-            raise UserError(f"{path.parent}: {path.name}, line {number} is no JSON object with a step")
+def _rows(path: Path, *, required: Sequence[str]) -> dict[int, dict[str, Any]]:
+    """Step -> line, in order of steps; a last line that a kill cut off is left out."""
+    try:
+        found = read_rows(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    for sentence in found.sentences(path.name):
+        raise UserError(f"{path.parent}: {sentence}; delete the line, or resume the run to have it mended")
+    for step, row in found.by_step.items():
         for key in required:
             if not _is_number(row.get(key)):
-                raise UserError(f"{path.parent}: {path.name}, line {number} does not say {key}")
-        rows[row["step"]] = row
-    return dict(sorted(rows.items()))
+                raise UserError(f"{path.parent}: {path.name}, line {found.lines[step]} does not say {key}")
+    return found.by_step
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

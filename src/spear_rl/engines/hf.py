@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ from spear_rl.engines.base import Batch, NonFiniteLossError, Term
 from spear_rl.engines.decoding import Decoder
 from spear_rl.engines.layers import checkpoint_layers, prepare_layers
 from spear_rl.engines.lora import merged_weights, save_adapter
-from spear_rl.engines.masters import Masters
+from spear_rl.engines.masters import Masters, largest_entry
 from spear_rl.engines.memory import automatic_tokens, footprint, free_bytes
 from spear_rl.engines.pieces import Piece, joined, pieces_of
 from spear_rl.engines.scoring import has_plain_head, token_scores
@@ -101,6 +102,7 @@ class HFEngine:
         self.processor = processor
         self._pixels = None if processor is None else Pixels(model, processor)
         self._masters = Masters(model, dtype)
+        self._largest_at_first = largest_entry(self._masters.trained)
         self._plain_head = has_plain_head(model)
         self.packed = self._packs(packed)
         self._compiled = self.packed and model.device.type == "cuda" if compiled is None else compiled
@@ -219,8 +221,22 @@ class HFEngine:
             "num_streams": self._num_streams,
         }
 
+    def check_weights(self, bound: float) -> None:
+        """Raise if the trained weights or the optimizer's state are not finite, or a weight is larger than `bound`.
+
+        A model that came with larger weights may have up to ten times those.
+        """
+        largest = largest_entry(self._masters.trained)
+        moments = [x for state in self._optimizer.state.values() for x in state.values() if isinstance(x, Tensor)]
+        if not largest <= max(bound, 10 * self._largest_at_first):
+            raise NonFiniteLossError(f"the policy has diverged (its largest weight is {largest:g}) and was not saved")
+        if not math.isfinite(largest_entry(moments)):
+            raise NonFiniteLossError("the optimizer's state is not finite any more and was not saved")
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._optimizer.load_state_dict(state["optimizer"])
+        for group in self._optimizer.param_groups:
+            group["weight_decay"] = self._weight_decay  # the setting of now, not of when it was saved
         self._generator.set_state(state["generator"].cpu())
         self._num_streams = state.get("num_streams", 0)
         self.sync()

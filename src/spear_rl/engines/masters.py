@@ -6,6 +6,7 @@ parameter has a float32 master that gathers its gradients and is stepped; the mo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -57,3 +58,11 @@ class Masters:
             else:
                 master.grad.add_(gradient)
         parameter.grad = None
+
+
+def largest_entry(tensors: Iterable[Tensor]) -> float:
+    """The largest absolute value in tensors, NaN if there is one; 0 if there are no values."""
+    norms = [
+        torch.linalg.vector_norm(x.detach(), ord=float("inf")).to("cpu", torch.float32) for x in tensors if x.numel()
+    ]
+    return float(torch.stack(norms).max()) if norms else 0.0

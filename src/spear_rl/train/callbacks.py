@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import socket
+import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from spear_rl.files import writing
+from spear_rl.rows import append_row
 from spear_rl.types import Group, Metrics
 
 
@@ -16,59 +21,66 @@ from spear_rl.types import Group, Metrics
 class Event:
     """Something happened at a step."""
 
-    kind: Literal["sft", "step", "eval", "checkpoint", "end"]
+    kind: Literal["sft", "step", "eval", "checkpoint", "end", "note"]
     step: int
     total: int = 0
     metrics: Metrics | dict[str, Any] | None = None
+    text: str = ""
+    """Of a note: what a person should know, e.g. that a resumed run goes on with a changed setting."""
 
 
 Callback = Callable[[Event], None]
 
 
 class JsonLines:
-    """One line an event of one kind, each on disk before training goes on."""
+    """One row per event of one kind; a checkpoint waits until they are on disk."""
 
     def __init__(self, path: Path, kind: str) -> None:
         self._path, self._kind = path, kind
 
     def __call__(self, event: Event) -> None:
         if event.kind == self._kind and event.metrics is not None:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": event.step} | event.metrics) + "\n")
+            append_row(self._path, {"step": event.step} | event.metrics)
 
 
 class TensorBoard:
-    """Curves for TensorBoard in `folder`; what a killed run drew from `first_step` on is purged."""
+    """Curves for TensorBoard in `folder`; what a killed run drew from the first step on is purged.
 
-    def __init__(self, folder: Path, *, first_step: int = 0) -> None:
+    Writes records itself: tensorboard's own writer does so in a thread, where a full disk ends in a traceback.
+    """
+
+    def __init__(self, folder: Path, *, first_step: int | None = None) -> None:
         self._folder, self._first_step = folder, first_step
-        self._writer: Any = None
+        self._path: Path | None = None
 
     def __call__(self, event: Event) -> None:
-        if self._writer is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter(str(self._folder), purge_step=self._first_step)
         prefix = {"step": "", "eval": "eval/"}.get(event.kind)
-        for name, value in (event.metrics or {}).items() if prefix is not None else ():
-            if isinstance(value, (int, float)):
-                self._writer.add_scalar(f"{prefix}{name}", value, event.step)
-        if event.kind == "end":
-            self._writer.close()
+        if prefix is None:
+            return
+        from tensorboard.compat.proto.event_pb2 import Event as Record
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-
-def drop_rows(path: Path, *, from_step: int) -> None:
-    """Forget what a killed run logged after its last checkpoint, so that resuming does not log it twice."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text("utf-8").splitlines():
-        with suppress(ValueError):  # a line cut in half by the kill
-            if json.loads(line)["step"] < from_step:
-                kept.append(line + "\n")
-    draft = path.with_suffix(".draft")
-    draft.write_text("".join(kept), "utf-8")
-    draft.replace(path)
+        values = {f"{prefix}{name}": v for name, v in (event.metrics or {}).items() if isinstance(v, (int, float))}
+        curves = Summary(value=[Summary.Value(tag=tag, simple_value=float(v)) for tag, v in values.items()])
+        records = [Record(wall_time=time.time(), step=event.step, summary=curves)]
+        if self._path is None:
+            first = event.step if self._first_step is None else self._first_step
+            start = SessionLog(status=SessionLog.START)
+            records.insert(0, Record(wall_time=time.time(), step=first, session_log=start))
+            records.insert(0, Record(wall_time=time.time(), step=first, file_version="brain.Event:2"))
+        with writing(self._folder):
+            if self._path is None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
+                self._path = self._folder / name
+            whole = io.BytesIO()
+            writer = RecordWriter(whole)
+            for record in records:
+                writer.write(record.SerializeToString())
+            with self._path.open("ab") as file:
+                file.write(whole.getvalue())
 
 
 def write_trajectories(
@@ -78,9 +90,10 @@ def write_trajectories(
     dropped: Sequence[Sequence[str]] | None = None,
 ) -> None:
     """One JSON line an episode: what was seen, said and earned, and for every turn why it did not train."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     played = [(group, t) for group in groups for t in group.trajectories]
-    with path.open("w", encoding="utf-8") as file:
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path), path.open("w", encoding="utf-8") as file:
         for number, (group, t) in enumerate(played):
             turns = [
                 {"observation": turn.observation, "text": turn.text, "reward": turn.reward}

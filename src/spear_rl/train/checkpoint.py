@@ -5,75 +5,165 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from spear_rl.errors import CheckpointError
+from spear_rl.files import flush, move_aside, remove_folder, writing
 
 STATE = "trainer_state.pt"
 MANIFEST = "checkpoint.json"
+FORMAT = 2
+"""Of the manifest: 2 has the run's settings in it and a digest of itself."""
 
 
 def save_checkpoint(
-    folder: Path, *, step: int, save_model: Callable[[Path], None], state: dict[str, Any], keep: int = 2
+    folder: Path,
+    *,
+    step: int,
+    save_model: Callable[[Path], None],
+    state: dict[str, Any],
+    settings: str = "",
+    evaluation: Mapping[str, float] | None = None,
+    keep: int = 2,
 ) -> Path:
-    """Write `folder`/step_NNNNNN in one atomic move, then remove all but the `keep` newest."""
-    final, draft = folder / f"step_{step:06d}", folder / f".draft_{step:06d}"
-    for leftover in folder.glob(".draft_*"):
-        shutil.rmtree(leftover)
-    draft.mkdir(parents=True)
-    save_model(draft)
-    torch.save(state, draft / STATE)
-    digests = {path.name: _digest(path) for path in sorted(draft.iterdir())}
-    (draft / MANIFEST).write_text(json.dumps({"step": step, "sha256": digests}, indent=1))
-    for path in draft.iterdir():
-        _flush(path)
-    if final.exists():
-        shutil.rmtree(final)
-    os.replace(draft, final)
-    _flush(folder)
-    for old in checkpoints(folder)[:-keep]:
-        shutil.rmtree(old)
+    """Write `folder`/step_NNNNNN in one atomic move, then remove all but the `keep` newest and the best evaluated one.
+
+    Args:
+        settings: the run's, resolved, as TOML.
+        evaluation: of these very weights, if there was one.
+    """
+
+    def fill(draft: Path) -> None:
+        save_model(draft)
+        with (draft / STATE).open("wb") as file:  # Python's own file says what went wrong, torch's does not
+            torch.save(state, file)
+
+    final = folder / f"step_{step:06d}"
+    write_folder(final, fill, {"step": step, "settings": settings, "evaluation": evaluation})
+    with writing(folder):
+        found = checkpoints(folder)
+        best = best_checkpoint(folder)
+        for old in found[:-keep]:
+            if old != best:
+                remove_folder(old)
     return final
 
 
+def write_folder(final: Path, fill: Callable[[Path], None], about: Mapping[str, Any]) -> None:
+    """What `fill` writes, with a manifest of its files: whole or not at all, whenever this process dies."""
+    draft = final.with_name(f".draft_{final.name.removeprefix('step_')}")
+    with writing(final):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(final.parent)
+        try:
+            draft.mkdir()
+            fill(draft)
+            manifest = {"format": FORMAT, **about}
+            manifest["sha256"] = {path.name: _digest(path) for path in sorted(draft.iterdir())}
+            manifest["self"] = _self_digest(manifest)
+            (draft / MANIFEST).write_text(json.dumps(manifest, indent=1))
+            for path in draft.iterdir():
+                flush(path)
+            flush(draft)
+            if os.path.lexists(final):
+                move_aside(final)
+            os.rename(draft, final)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        flush(final.parent)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete what a killed process left half written or half deleted."""
+    for leftover in [*folder.glob(".draft_*"), *folder.glob(".old_step_*")]:
+        if leftover.is_dir() and not leftover.is_symlink():
+            shutil.rmtree(leftover)
+
+
 def checkpoints(folder: Path) -> list[Path]:
-    """Finished checkpoints, oldest first."""
-    return sorted(path for path in folder.glob("step_*") if path.is_dir())
+    """Finished checkpoints, oldest first; copies under other names and links are not among them."""
+    steps = {}
+    for path in folder.glob("step_*"):
+        named = re.fullmatch(r"step_(\d{6,})", path.name)
+        if named and path.is_dir() and not path.is_symlink() and path.name == f"step_{int(named[1]):06d}":
+            try:
+                is_copy = int(_manifest(path)["step"]) != int(named[1])
+            except (OSError, ValueError, KeyError, TypeError):
+                is_copy = False  # damaged: `checked_step` says so
+            if not is_copy:
+                steps[int(named[1])] = path
+    return [steps[step] for step in sorted(steps)]
+
+
+def best_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint with the highest success in an evaluation of its own weights; the newest of equals."""
+    rated = []
+    for path in checkpoints(folder):
+        try:
+            rated.append((float(_manifest(path)["evaluation"]["success"]), path))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    highest = max((success for success, _ in rated), default=None)
+    return next((path for success, path in reversed(rated) if success == highest), None)
+
+
+def checked_manifest(checkpoint: Path) -> dict[str, Any]:
+    """A folder's manifest, after checking every file against it."""
+    others = [path.name for path in checkpoints(checkpoint.parent) if path.name < checkpoint.name]
+    advice = f"delete it to resume from {others[-1]}" if others else "start the run anew in another run.dir"
+    if not checkpoint.name.startswith("step_"):
+        advice = f"make it again, or delete its {MANIFEST} to use it as it is"
+    try:
+        manifest = _manifest(checkpoint)
+        version = int(manifest.get("format", 1))
+        if version > FORMAT:
+            raise CheckpointError(
+                f"checkpoint {checkpoint} has format {version}; this version of spear_rl reads {FORMAT}, so update it"
+            )
+        damaged = [name for name, digest in manifest["sha256"].items() if _digest(checkpoint / name) != digest]
+        if version > 1 and manifest.pop("self") != _self_digest(manifest):
+            damaged.append(MANIFEST)
+        int(manifest["step"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"checkpoint {checkpoint} is damaged ({error}); {advice}") from error
+    if damaged:
+        raise CheckpointError(f"checkpoint {checkpoint} is damaged: {', '.join(damaged)} changed on disk; {advice}")
+    return manifest
 
 
 def checked_step(checkpoint: Path) -> int:
     """The step of a checkpoint, after checking every file against its manifest."""
-    others = [path.name for path in checkpoints(checkpoint.parent) if path < checkpoint]
-    advice = f"delete it to resume from {others[-1]}" if others else "start the run anew in another run.dir"
-    try:
-        manifest = json.loads((checkpoint / MANIFEST).read_text())
-        damaged = [name for name, digest in manifest["sha256"].items() if _digest(checkpoint / name) != digest]
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"checkpoint {checkpoint} is damaged ({error}); {advice}") from error
-    if damaged:
-        raise CheckpointError(f"checkpoint {checkpoint} is damaged: {', '.join(damaged)} changed on disk; {advice}")
-    return int(manifest["step"])
+    return int(checked_manifest(checkpoint)["step"])
 
 
 def load_state(checkpoint: Path) -> tuple[int, dict[str, Any]]:
     """The step and the trainer's state."""
-    return checked_step(checkpoint), torch.load(checkpoint / STATE, weights_only=True)
+    step = checked_step(checkpoint)
+    try:
+        return step, torch.load(checkpoint / STATE, weights_only=True)
+    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        raise CheckpointError(f"checkpoint {checkpoint}: {STATE} does not load: {error}") from error
+
+
+def _manifest(checkpoint: Path) -> dict[str, Any]:
+    manifest = json.loads((checkpoint / MANIFEST).read_text("utf-8"))
+    if not isinstance(manifest, dict):
+        raise ValueError(f"{MANIFEST} is no JSON object")
+    return manifest
+
+
+def _self_digest(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    """Make sure the disk has it before anything relies on it."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

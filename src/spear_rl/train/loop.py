@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,17 @@ import torch
 from spear_rl.algorithms.base import Algorithm
 from spear_rl.engines.base import NonFiniteLossError
 from spear_rl.engines.hf import HFEngine
-from spear_rl.errors import ShortOfMemoryError, UserError
+from spear_rl.errors import CheckpointError, DiskError, ShortOfMemoryError, UserError
 from spear_rl.rollout.env import Task
+from spear_rl.rows import flush_rows
 from spear_rl.train.callbacks import Callback, Event, write_trajectories
 from spear_rl.train.checkpoint import checkpoints, load_state, save_checkpoint
 from spear_rl.train.evaluate import Evaluation
 from spear_rl.train.step import CollectFn, timed, train_step
 from spear_rl.types import Group, Metrics
+
+MAX_WEIGHT = 1e4
+"""A policy with a larger weight, or ten times the largest it started with, has diverged and is not saved."""
 
 
 class TaskOrder:
@@ -63,27 +68,42 @@ class Trainer:
     latest: Evaluation | None = None
     """How good it was when last evaluated."""
     seconds: Metrics = field(default_factory=dict)
+    settings: str = ""
+    """The run's, as TOML: for its checkpoints."""
+    _evaluated_step: int = field(default=-1, init=False)
 
     def run(self, steps: int) -> None:
         """Go on until `steps` steps are done."""
         try:
             self._run(steps)
         except ShortOfMemoryError as error:
-            raise ShortOfMemoryError(
-                f"step {self.step}: {error}. Nothing is lost: go on with run.resume=true and the new setting"
-            ) from error
+            raise ShortOfMemoryError(f"step {self.step}: {error}. {self._way_back()} and the new setting") from error
+        except DiskError as error:
+            raise DiskError(f"step {self.step}: {error}; free space or restore access. {self._way_back()}") from error
         except NonFiniteLossError as error:
-            saved = [path.name for path in checkpoints(self.run_dir / "checkpoints")]
-            way_out = f"set run.resume=true to go on from {saved[-1]}" if saved else "start again"
+            rate = self.learning_rate(max(self.step - 1, 0))
             raise UserError(
-                f"step {self.step}: {error}. Nothing is lost: {way_out} with a smaller optim.learning_rate (it is "
-                f"{self.learning_rate(self.step):g}); if that one is spoilt too, delete it to go on from the one before"
+                f"step {self.step}: {error}. {self._way_back()} and a smaller optim.learning_rate (it is {rate:g}); if "
+                "that policy is spoilt too, delete it to go on from the one before"
             ) from error
 
+    def _way_back(self) -> str:
+        """What a user can count on after a failure, and how to go on."""
+        saved: list[Path] = []
+        with suppress(OSError):
+            saved = checkpoints(self.run_dir / "checkpoints")
+        if not saved:
+            return "No checkpoint was saved yet: begin again with run.resume=true"
+        behind = self.step - int(saved[-1].name.removeprefix("step_"))
+        lost = f"steps since then ({behind}) are taken again" if behind > 0 else "nothing is lost"
+        return f"{saved[-1].name} is saved, {lost}: go on with run.resume=true"
+
     def _run(self, steps: int) -> None:
+        is_new = self.step == 0 and not checkpoints(self.run_dir / "checkpoints")
         if self.step == 0 and self.before is None:
             self._evaluate()
             self.before = self.latest
+        if is_new:
             self.save()
         while self.step < steps:
             self._take_step(steps)
@@ -124,6 +144,7 @@ class Trainer:
         with timed("time/eval", spent):
             self.latest = self.evaluate(self.step)
         self.seconds["time/eval"] = self.seconds.get("time/eval", 0.0) + spent["time/eval"]
+        self._evaluated_step = self.step
         if self.latest is not None:
             self._tell(Event("eval", self.step, metrics=self.latest.as_dict()))
 
@@ -132,7 +153,8 @@ class Trainer:
             callback(event)
 
     def save(self) -> None:
-        """Write everything a later process needs to go on bit for bit."""
+        """Write everything a later process needs to go on bit for bit, unless the weights have run away."""
+        self.engine.check_weights(MAX_WEIGHT)
         state: dict[str, Any] = {
             "engine": self.engine.state_dict(),
             "algorithm": self.algorithm.state_dict(),
@@ -143,17 +165,34 @@ class Trainer:
             "latest": self.latest.as_dict() if self.latest else None,
         }
         folder = self.run_dir / "checkpoints"
-        save_checkpoint(folder, step=self.step, save_model=self.engine.save, state=state)
+        flush_rows(self.run_dir)
+        save_checkpoint(
+            folder,
+            step=self.step,
+            save_model=self.engine.save,
+            state=state,
+            settings=self.settings,
+            evaluation=self.latest.rate if self.latest and self._evaluated_step == self.step else None,
+        )
         self._tell(Event("checkpoint", self.step))
 
     def restore(self, checkpoint: Path) -> None:
         """Take up a checkpoint's state; its weights were loaded with the engine."""
-        self.step, state = load_state(checkpoint)
-        self.engine.load_state_dict(state["engine"])
-        self.algorithm.load_state_dict(state["algorithm"])
-        version, internal, gauss = state["rng"]
-        self.rng.setstate((version, tuple(internal), gauss))
-        torch.set_rng_state(state["torch_rng"])
-        self.seconds = state["seconds"]
-        self.before = Evaluation(**state["before"]) if state["before"] else None
-        self.latest = Evaluation(**state["latest"]) if state["latest"] else None
+        step, state = load_state(checkpoint)
+        try:
+            if (state["algorithm"]["imitation"] is None) != (self.algorithm.imitation is None):
+                raise ValueError("one has a replay buffer and the other has none")
+            self.engine.load_state_dict(state["engine"])
+            self.algorithm.load_state_dict(state["algorithm"])
+            version, internal, gauss = state["rng"]
+            self.rng.setstate((version, tuple(internal), gauss))
+            torch.set_rng_state(state["torch_rng"])
+            self.seconds = state["seconds"]
+            self.before = Evaluation(**state["before"]) if state["before"] else None
+            self.latest = Evaluation(**state["latest"]) if state["latest"] else None
+        except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise CheckpointError(
+                f"checkpoint {checkpoint} does not fit the settings or this machine: {reason}; nothing was written"
+            ) from error
+        self.step = step

@@ -1,0 +1,98 @@
+"""Files that survive a kill, a power cut and a full disk: written whole or not at all. Knows no run."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from spear_rl.errors import DiskError, UserError
+
+_PART = ".part"
+
+
+@contextlib.contextmanager
+def writing(what: object) -> Iterator[None]:
+    """Turn a failure to write a file or folder into one sentence that names it as `what`."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = disk_reason(error)
+        if reason is None:
+            raise
+        raise DiskError(f"{what} cannot be written: {reason}") from error
+
+
+def disk_reason(error: BaseException | None) -> str | None:
+    """What the operating system said, if an exception or one that it came from is about a file; None otherwise.
+
+    safetensors, tokenizers and torch write in native code and raise exceptions of their own kinds.
+    """
+    while error is not None:
+        if isinstance(error, OSError):
+            return error.strerror or str(error)
+        text = str(error)
+        if found := re.search(r"\(os error (\d+)\)", text):
+            return os.strerror(int(found[1]))
+        if "PytorchStreamWriter" in text or "PyTorchStreamWriter" in text:
+            return f"{os.strerror(errno.EIO)} (is the disk full?)"
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def flush(path: Path) -> None:
+    """Wait until a file or folder is on disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot flush a folder
+            raise
+    finally:
+        os.close(handle)
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Replace a file in one move: readers see the old content or the new one, whenever the writer dies."""
+    part = path.with_name(f".{path.name}{_PART}")
+    with writing(path):
+        try:
+            with part.open("wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+            flush(path.parent)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise
+
+
+def is_leftover(name: str) -> bool:
+    """Whether a name is one that `write_whole` gives to an unfinished file."""
+    return name.startswith(".") and name.endswith(_PART)
+
+
+def move_aside(path: Path) -> Path:
+    """Rename something that is in the way and is not ours to delete."""
+    number = 1
+    while os.path.lexists(aside := path.with_name(f"{path.name}.kept-{number}")):
+        number += 1
+    os.rename(path, aside)
+    return aside
+
+
+def remove_folder(path: Path) -> None:
+    """Delete a folder so that a kill in the middle leaves nothing under its name."""
+    gone = path.with_name(f".old_{path.name}")
+    if gone.exists():
+        shutil.rmtree(gone)
+    os.rename(path, gone)
+    shutil.rmtree(gone)
