@@ -6,13 +6,16 @@ import contextlib
 import inspect
 import json
 import logging
+import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, get_args
 
 from spear_rl import __version__
 from spear_rl.errors import ConfigError, UserError
+from spear_rl.limits import Range, checked
 from spear_rl.rollout.env import TasksFn
 
 try:
@@ -31,6 +34,17 @@ app = typer.Typer(
     help="SPEAR: self-imitation learning with progressive exploration for LLM agents.",
 )
 console = Console()
+
+
+def _within(low: int, high: int) -> Callable[[typer.CallbackParam, int], int]:
+    """Holds an option to a range, in a sentence of ours."""
+
+    def check(param: typer.CallbackParam, value: int) -> int:
+        number: int = checked(value, Annotated[int, Range(low, high)], param.opts[0])
+        return number
+
+    return check
+
 
 Overrides = Annotated[
     list[str] | None,
@@ -178,13 +192,15 @@ def compare(
 @app.command()
 def show(
     what: Annotated[str, typer.Argument(help="config, a preset, a config.toml, or a run folder.")] = "config",
-    episodes: Annotated[int, typer.Option(help="Of a run: how many of its newest episodes to print.")] = 1,
+    episodes: Annotated[
+        int, typer.Option(help="Of a run: how many of its newest episodes to print.", callback=_within(0, 1_000_000))
+    ] = 1,
 ) -> None:
     """Every setting with its meaning; or what a preset or run is set to, and how a run's episodes went."""
     from spear_rl import config as configuration
     from spear_rl.show import run_overview
 
-    if Path(what).is_dir():
+    if os.path.isdir(what):
         console.print(run_overview(Path(what), num_episodes=episodes), markup=False, highlight=False)
     else:
         config = configuration.Config() if what == "config" else configuration.load(what)
@@ -225,7 +241,7 @@ def check_env(
     options: Annotated[
         list[str] | None, typer.Argument(metavar="[OPTION=VALUE]...", help="The environment's own settings.")
     ] = None,
-    tasks: Annotated[int, typer.Option(help="Tasks of each split to play.")] = 5,
+    tasks: Annotated[int, typer.Option(help="Tasks of each split to play.", callback=_within(1, 1_000_000))] = 5,
     python: Annotated[str, typer.Option(help="Interpreter of the environment's own virtual environment.")] = "",
 ) -> None:
     """Tell an author what is wrong with an environment, one sentence a fault; exit code 1 if anything is.
@@ -265,7 +281,7 @@ def shop(
     host: Annotated[
         str, typer.Option(help="Address to listen at; others can only reach it if you say so.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8484,
+    port: Annotated[int, typer.Option(help="0 takes a free one.", callback=_within(0, 65_535))] = 8484,
 ) -> None:
     """The tasks of `webshop` in a browser: shop yourself and see the score.
 

@@ -101,15 +101,15 @@ class Engine:
 class Rollout:
     """How episodes are played."""
 
-    num_tasks: Annotated[int, Range(1, 65_536)] = 16
+    num_tasks: Annotated[int, Range(1, 8192)] = 16
     """Tasks per step."""
-    group_size: Annotated[int, Range(2, 65_536)] = 8
+    group_size: Annotated[int, Range(2, 1024)] = 8
     """Episodes of each task; one alone would have no siblings to be compared with."""
     max_turns: Annotated[int, Turns] = 30
     """Turns after which an episode is cut off."""
     workers: Annotated[int, Range(0, 1024)] = 0
     """Processes that environments run in; 0 runs them in this one, the fastest for steps below about 0.1 ms."""
-    step_timeout: Annotated[float, Range(0.01, 86_400, unit="seconds")] = 60.0
+    step_timeout: Annotated[float, Range(1, 86_400, unit="seconds")] = 60.0
     """Seconds a step may take in a worker before it counts as hung."""
     max_new_tokens: Annotated[int, Range(1, 1_048_576, unit="tokens")] = 64
     """Tokens a turn may have."""
@@ -117,7 +117,7 @@ class Rollout:
     """Tokens a prompt may have; a longer one ends its episode."""
     temperature: Annotated[float, Range(0.001, 100)] = 1.0
     """Of sampling; training scores tokens at the same temperature."""
-    top_p: Annotated[float, Range(0, 1, "(]")] = 1.0
+    top_p: Annotated[float, Range(1e-6, 1)] = 1.0
     """Nucleus of sampling."""
     stop: Words = field(default_factory=list)
     """Strings that end a turn, e.g. ["</action>"]."""
@@ -290,7 +290,7 @@ class AlgorithmConfig:
 class Sft:
     """The cold start: supervised learning on expert episodes before RL."""
 
-    episodes: Annotated[int, Range(0, 1_000_000)] = 0
+    episodes: Annotated[int, Range(0, 100_000)] = 0
     """Expert episodes; 0 is no cold start."""
     epochs: Annotated[int, Range(1, 1000)] = 3
     """Passes over them."""
@@ -361,8 +361,8 @@ def check(config: Config) -> None:
     low, high = algorithm.covariance.low, algorithm.covariance.high
     played = rollout.num_tasks * rollout.group_size
     rules = {
-        f"rollout.num_tasks times rollout.group_size must be at most 1,048,576 episodes (it is {played:,})": (
-            played <= 1_048_576
+        f"rollout.num_tasks times rollout.group_size must be at most 65,536 episodes (it is {played:,})": (
+            played <= 65_536
         ),
         f"eval.temperature must be 0 for the likeliest token, or 0.001 or more (it is {evaluation.temperature})": (
             not 0 < evaluation.temperature < 0.001

@@ -87,6 +87,8 @@ class FilePath:
     def fault(self, value: Any) -> str:
         if not value and not self.may_be_empty:
             return "must not be empty"
+        if any(ord(letter) < 32 or ord(letter) == 127 for letter in value):
+            return f"must be a path without control characters (it is {shown(value)})"
         longest = max(len(part.encode()) for part in value.split("/"))
         fits = longest <= 255 and len(value.encode()) <= 4095
         return "" if fits else f"must be {self} (it has {len(value.encode()):,}, and {longest:,} between two slashes)"
@@ -123,7 +125,9 @@ def checked(value: Any, hint: Any, key: str, helps: Callable[[], dict[str, str]]
         if not isinstance(value, str) or value not in arguments:
             known = helps() or dict.fromkeys(arguments, "")
             names = ", ".join(f"{name} ({text})" if text else name for name, text in known.items())
-            raise ConfigError(f"{key} cannot be {shown(value)}{nearest(value, arguments)}; it is one of: {names}")
+            raise ConfigError(
+                f"{key} cannot be {shown(value)}{nearest(shown(value), arguments)}; it is one of: {names}"
+            )
     elif origin in (list, Sequence):
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise ConfigError(f'{key} takes a list, e.g. {key}=["a"]; got {shown(value)}')
@@ -169,9 +173,9 @@ def require_known(option: str, value: str, names: Iterable[str], *, what: str) -
         raise OptionError(f"{option}{fault}")
 
 
-def nearest(word: Any, known: Iterable[Any]) -> str:
+def nearest(word: str, known: Iterable[str]) -> str:
     """A question with the most similar known word, or nothing."""
-    close = difflib.get_close_matches(str(word)[:200], [str(name) for name in known], n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word[:200].strip("'"), list(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else ""
 
 
@@ -208,7 +212,7 @@ def _typed(value: Any, kind: type, key: str) -> Any:
         value = shown(value)
     elif kind is str and isinstance(value, date | time | datetime):
         value = value.isoformat()
-    elif kind is str and not isinstance(value, str):
+    elif kind is str and isinstance(value, float | bool):
         hint = f": write it in quotes, {key}='\"...\"'"
     elif kind is int and isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         hint = f": write {int(value)}"

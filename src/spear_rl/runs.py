@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from spear_rl.config import Config, to_toml
+from spear_rl.config import Config, resolved, to_toml
 from spear_rl.engines.base import NonFiniteLossError
 from spear_rl.engines.hf import HFEngine
 from spear_rl.engines.place import chosen_device
@@ -48,6 +48,7 @@ def evaluated(
 
 def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """A whole run: cold start, RL, evaluations, checkpoints; its summary, which is also in run.dir/summary.json."""
+    config = resolved(config)
     run_dir = Path(config.run.dir)
     newest = _starting_point(run_dir, config)
     panel = tasks_of(config, "train")
@@ -101,6 +102,7 @@ def _trained(
 
 def sft_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """A cold start alone: run.dir/model is the result, a plain transformers folder for engine.model."""
+    config = resolved(config)
     run_dir = Path(config.run.dir)
     _starting_point(run_dir, config)
     held_out = tasks_of(config, config.eval.split, count=config.eval.tasks) if config.eval.tasks else []

@@ -9,7 +9,7 @@ from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
-from spear_rl.config import Config, check, load, resolved, to_toml, value_of
+from spear_rl.config import Config, load, resolved, to_toml, value_of
 from spear_rl.errors import ConfigError
 from spear_rl.integrations.upstream import require_names, require_version
 from spear_rl.playing import tasks_of
@@ -25,10 +25,10 @@ def config_of(block: Mapping[str, Any] | None) -> Config:
         raise ConfigError("verl's configuration has no block spear: add e.g. +spear.algorithm.name=spear-grpo")
     config = load(block.get("file"))
     update(config, {name: section for name, section in block.items() if name != "file"})
-    check(config)
+    config = resolved(config)
     if config.algorithm.covariance.replay == "kl" or config.algorithm.covariance.on_policy != "none":
         raise ConfigError("algorithm.covariance: with verl, replay is clip or none, and on_policy verl's own loss_mode")
-    return resolved(config)
+    return config
 
 
 def verl_settings(config: Config, folder: Path, theirs: Mapping[str, Any]) -> dict[str, Any]:
