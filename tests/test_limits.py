@@ -86,14 +86,15 @@ def is_allowed(value: Any, hint: Any) -> bool:
     return True
 
 
-def assert_is_a_sentence(error: UserError, key: str, hint: Any = None) -> None:
+def assert_is_a_sentence(error: UserError, key: str, hint: Any) -> None:
     text = str(error)
     assert text.startswith(key) or key in text, text
     assert "\n" not in text
     assert len(text) < 1500
     text.encode()
-    if " must be " in text and hint is not None and "they are" not in text and "it is" in text:
-        assert described(hint).split(",")[0].split(" and ")[0] in text or "eval.temperature" in text
+    kind, limits = parts(hint)
+    if kind in (int, float) and " takes " not in text and "they are" not in text and "has no value" not in text:
+        assert str(limits[0]) in text or "0 for the likeliest token" in text
 
 
 # Every field
@@ -185,7 +186,7 @@ def test_a_text_field_gets_what_was_typed(text):
 
 
 def test_a_text_may_be_quoted_and_a_broken_quote_is_only_a_text():
-    assert load(None, ['run.dir="a b\\tc"']).run.dir == "a b\tc"
+    assert load(None, ['run.dir="a \\u0062"']).run.dir == "a b"
     assert load(None, ["run.dir='x'"]).run.dir == "x"
     assert load(None, ["run.dir='x"]).run.dir == "'x"
     assert load(None, ["run.dir='a' + 'b'"]).run.dir == "'a' + 'b'"
@@ -461,12 +462,12 @@ class Ended:
     evaluations: list[dict[str, Any]]
 
 
-class _Enough(Exception):
-    """Two steps, or three updates of the cold start, show what there is to be seen."""
+class EnoughError(Exception):
+    """Two steps, or forty updates of the cold start, show what there is to be seen."""
 
 
 def ended(run_dir: Any, overrides: list[str], *, seconds: int = 300, gibibytes: int = 12) -> Ended:
-    """Train in a fork, within limits of time and memory; an import of torch per case would take longer than the case."""
+    """Train in a fork, which has torch already, within limits of time and memory."""
     (reading, writing), pid = os.pipe(), os.fork()
     if pid:
         os.close(writing)
@@ -500,12 +501,12 @@ def _trained(run_dir: Any, overrides: list[str]) -> Ended:
         elif event.kind == "sft":
             updates.append(event.metrics)
         if len(metrics) == 2 or len(updates) == 40:
-            raise _Enough
+            raise EnoughError
 
     how = "done"
     try:
         train_from(load("lookup", [f"run.dir={run_dir}", *overrides]), [watch])
-    except _Enough:
+    except EnoughError:
         pass
     except UserError as error:
         how = str(error)
@@ -527,10 +528,7 @@ WITH = {
     "engine.lora": [],
 }
 """What makes a setting matter, by the beginning of its key."""
-QUICK = {
-    *("optim.max_grad_norm", "optim.learning_rate", "rollout.max_context", "rollout.temperature", "rollout.top_p"),
-    *("algorithm.max_length", "algorithm.imitation.age_decay", "eval.temperature", "sft.learning_rate"),
-}
+QUICK = ("rollout.max_context", "rollout.temperature", "rollout.top_p", "algorithm.max_length")
 
 
 def extremes() -> Iterator[Any]:
@@ -550,7 +548,7 @@ def extremes() -> Iterator[Any]:
         yield from (pytest.param(key, value, marks=marks, id=f"{key}={value}") for value in values)
 
 
-@pytest.mark.parametrize(("key", "value"), extremes())
+@pytest.mark.parametrize(("key", "value"), list(extremes()))
 def test_the_ends_of_every_range_train_with_finite_metrics_or_are_refused_in_one_sentence(tmp_path, key, value):
     extra = next((extra for start, extra in sorted(WITH.items(), reverse=True) if key.startswith(start)), [])
     end = ended(tmp_path / "run", [*SMALL, *extra, f"{key}={value}"])
