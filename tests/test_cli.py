@@ -14,6 +14,7 @@ import torch
 
 from conftest import logged
 from spear_rl.config import load, to_toml
+from spear_rl.engines.hf import HFEngine
 
 SMALL = [
     "run.steps=6",
@@ -197,18 +198,25 @@ def test_a_damaged_or_missing_checkpoint_is_named_and_nothing_is_lost(spear, tmp
     assert logged(run) == recorded
 
 
-def test_a_loss_that_is_not_finite_stops_with_advice_and_keeps_the_checkpoint(spear, tmp_path):
+@pytest.fixture
+def runaway(monkeypatch):
+    """A rate at which any model breaks, and that no setting allows."""
+    set_rate = HFEngine.set_learning_rate
+    monkeypatch.setattr(HFEngine, "set_learning_rate", lambda engine, rate: set_rate(engine, 1e30))
+
+
+def test_a_loss_that_is_not_finite_stops_with_advice_and_keeps_the_checkpoint(spear, tmp_path, runaway):
     run = tmp_path / "run"
     code, text = spear(
-        "train", "lookup", f"run.dir={run}", *SMALL, "optim.learning_rate=1e30", "run.checkpoint_every=1"
+        "train", "lookup", f"run.dir={run}", *SMALL, "sft.episodes=0", "run.steps=20", "run.checkpoint_every=1"
     )
     assert code == 2, text
     assert "smaller optim.learning_rate" in text
     assert list((run / "checkpoints").glob("step_*"))
 
 
-def test_a_cold_start_that_runs_away_says_which_rate_to_lower(spear, tmp_path):
-    code, text = spear("train", "lookup", f"run.dir={tmp_path / 'run'}", *SMALL, "sft.learning_rate=1e30")
+def test_a_cold_start_that_runs_away_says_which_rate_to_lower(spear, tmp_path, runaway):
+    code, text = spear("train", "lookup", f"run.dir={tmp_path / 'run'}", *SMALL)
     assert code == 2, text
     assert "lower sft.learning_rate" in text or "smaller optim.learning_rate" in text
 

@@ -140,8 +140,8 @@ def test_schedules_that_depend_on_the_run_are_resolved_once():
         ("run.resume=3", "run.resume takes true or false"),
         ("rollout.stop=x", "rollout.stop takes a list"),
         ("task.options=3", "task.options takes keys of its own"),
-        ("algorithm.imitation.percentile=101", "must be in [0, 100]"),
-        ("rollout.temperature=0", "must be above 0"),
+        ("algorithm.imitation.percentile=101", "must be 0 or more and at most 100 (it is 101.0)"),
+        ("rollout.temperature=0", "must be 0.001 or more"),
     ],
 )
 def test_wrong_values_name_the_field(override, message):

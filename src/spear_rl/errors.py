@@ -9,6 +9,10 @@ class ConfigError(UserError):
     """A setting is unknown or cannot work."""
 
 
+class OptionError(ConfigError, ValueError):
+    """An option of an environment is unknown or cannot work; the sentence begins with its name."""
+
+
 class CheckpointError(UserError):
     """A checkpoint is missing or damaged."""
 

@@ -6,10 +6,11 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from spear_rl.config import Config, load
+from spear_rl.config import Config, check, load
 from spear_rl.errors import CheckpointError, ConfigError
+from spear_rl.limits import Range, checked
 from spear_rl.playing import Player, sampling_of, tasks_of
 from spear_rl.resuming import is_run, stored_with
 from spear_rl.rollout.chat_server import ChatServer, EndpointError, UnansweredError
@@ -116,7 +117,6 @@ def _with_reference(name: str, config: Config, panel: Panel, notice: Notice | No
 
 
 def _with_endpoint(url: str, config: Config, panel: Panel, connection: Connection, notice: Notice | None) -> Report:
-    _check_temperature(config)
     server = ChatServer(url, api_key=_api_key(connection.api_key_env), timeout=connection.timeout)
     tasks, renderer = _tasks(config, panel), MessageRenderer()
     model = connection.model or _only_model(server)
@@ -142,7 +142,6 @@ def _with_model(model: str, overrides: Sequence[str], panel: Panel, source: str,
     homes = [place, place.parent, place.parent.parent] if os.path.isdir(place) else []
     home = next((folder for folder in homes if is_run(folder)), None)
     config = stored_with(home, overrides, folder=place) if home and not source else load(source or None, overrides)
-    _check_temperature(config)
     tasks = _tasks(config, panel)
     from spear_rl.runs import evaluated
     from spear_rl.train.checkpoint import MANIFEST, checked_step, checkpoints
@@ -158,6 +157,7 @@ def _with_model(model: str, overrides: Sequence[str], panel: Panel, source: str,
         checked_step(folder)
     if folder is None:
         config.engine.model = model
+        check(config)
     engine = engine_of(config, folder=folder)
     with Player(config, engine.tokenizer, processor=engine.processor) as player:
         player.watched(len(tasks) * panel.num_played, notice)
@@ -213,18 +213,8 @@ def _api_key(variable: str) -> str:
 
 
 def _check(panel: Panel, connection: Connection) -> None:
-    rules = [
-        ("--tasks", panel.num_tasks, panel.num_tasks >= 0, "must be 1 or more, or 0 for all"),
-        ("--episodes", panel.num_episodes, panel.num_episodes >= 1, "must be 1 or more"),
-        ("--samples", panel.num_samples, panel.num_samples >= 0, "must be 1 or more, or 0 for none"),
-        ("--parallel", connection.num_parallel, connection.num_parallel >= 1, "must be 1 or more"),
-        ("--timeout", connection.timeout, connection.timeout > 0, "must be above 0"),
-    ]
-    for name, value, holds, rule in rules:
-        if not holds:
-            raise ConfigError(f"{name} {rule} (it is {value})")
-
-
-def _check_temperature(config: Config) -> None:
-    if not config.eval.temperature >= 0:
-        raise ConfigError(f"eval.temperature must be 0 or more (it is {config.eval.temperature})")
+    checked(panel.num_tasks, Annotated[int, Range(1, 10_000_000, zero="all")], "--tasks")
+    checked(panel.num_episodes, Annotated[int, Range(1, 10_000)], "--episodes")
+    checked(panel.num_samples, Annotated[int, Range(1, 10_000, zero="none")], "--samples")
+    checked(connection.num_parallel, Annotated[int, Range(1, 1024)], "--parallel")
+    checked(connection.timeout, Annotated[float, Range(0, 86_400, "(]", unit="seconds")], "--timeout")

@@ -10,7 +10,7 @@ from typing import Any
 
 from spear_rl.config import Config
 from spear_rl.envs import ENVIRONMENTS
-from spear_rl.errors import ConfigError
+from spear_rl.errors import ConfigError, OptionError
 from spear_rl.rollout.collect import collect_groups, demonstration
 from spear_rl.rollout.elsewhere import tasks_elsewhere
 from spear_rl.rollout.env import Task, TasksFn
@@ -43,7 +43,7 @@ def tasks_of(config: Config, split: str, *, count: int | None = None) -> Sequenc
             raise ConfigError(f"--split cannot be {split!r} with {name}: {error}") from error
         if isinstance(error, LookupError):  # no setting is to blame
             raise
-        raise ConfigError(f"task.options: {error}") from error
+        raise ConfigError(f"task.options{'.' if isinstance(error, OptionError) else ': '}{error}") from error
     if not len(panel):
         raise ConfigError(f"task.options leave no task in the {split} panel of {name}: widen them")
     return panel if count is None else panel[:count]
@@ -106,8 +106,9 @@ class Player:
     def groups(
         self, tasks: Sequence[Task], generator: Generator, *, group_size: int, step: int, max_turns: int = 0
     ) -> list[Group]:
+        """`group_size` episodes of every task; refuses a max_context that no first prompt fits into."""
         rollout = self._config.rollout
-        return collect_groups(
+        groups = collect_groups(
             tasks,
             group_size=group_size,
             generator=generator,
@@ -118,6 +119,9 @@ class Player:
             max_context=self._max_context,
             envs=self._envs,
         )
+        if self._max_context and not any(played.turns for group in groups for played in group.trajectories):
+            raise ConfigError(f"rollout.max_context={self._max_context}: every first prompt is longer: raise it")
+        return groups
 
     def demonstrations(self, tasks: Sequence[Task], count: int) -> list[Trajectory]:
         """`count` expert episodes over `tasks`, going round as often as needed; each round plays differently."""

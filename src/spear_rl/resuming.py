@@ -63,9 +63,9 @@ def opened(source: str | None, overrides: Sequence[str], *, verb: Verb) -> Itera
     _check_there(run_dir)
     with locked(run_dir):
         config = stored(run_dir, verb).config
-        override(config, overrides)
+        for setting in overrides:
+            override(config, setting)
         config.run.dir, config.run.resume = asked.run.dir, True
-        check(config)
         config = resolved(config)
         notes = []
         if source:
@@ -137,8 +137,8 @@ def stored_with(run_dir: Path, overrides: Sequence[str], *, folder: Path) -> Con
         config = _config_of(tomllib.loads(known), folder) if known else stored(run_dir).config
     else:
         config = _config_of(table, run_dir / CONFIG)
-    override(config, overrides)
-    check(config)
+    for setting in overrides:
+        override(config, setting)
     return resolved(config)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from spear_rl.config import Config
+from spear_rl.config import Config, resolved
 from spear_rl.engines.base import NonFiniteLossError
 from spear_rl.engines.hf import HFEngine
 from spear_rl.engines.place import chosen_device
@@ -53,6 +53,7 @@ def evaluated(
 
 def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """A whole run: cold start, RL, evaluations, checkpoints; its summary, which is also in run.dir/summary.json."""
+    config = resolved(config)
     run_dir = Path(config.run.dir)
     settings, algorithm = settings_text(config, "train"), algorithm_of(config)
     with locked(run_dir):
@@ -115,6 +116,7 @@ def _take_up(config: Config, trainer: Trainer, checkpoint: Path) -> None:
 
 def sft_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """A cold start alone: run.dir/model is the result, a plain transformers folder for engine.model."""
+    config = resolved(config)
     run_dir = Path(config.run.dir)
     settings = settings_text(config, "sft")
     with locked(run_dir):

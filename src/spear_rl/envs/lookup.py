@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from functools import partial
+from typing import Annotated
 
+from spear_rl.limits import OneOf, Range, has_checked_options
 from spear_rl.rollout.env import Observation, StepResult, Task
 
 FAMILIES = ("red", "green", "blue", "gold")
@@ -16,17 +18,15 @@ _DIGITS = "0123456789"
 _FIRST_NUMBER = {"train": 0, "validation": 64, "test": 80}
 
 
+@has_checked_options
 def tasks(
-    split: str = "train", *, num_digits: int = 10, max_tasks: int | None = None, families: Sequence[str] = ()
+    split: Annotated[str, OneOf(SPLITS, "split")] = "train",
+    *,
+    num_digits: Annotated[int, Range(1, len(_DIGITS))] = 10,
+    max_tasks: Annotated[int, Range(0, 1_000_000)] | None = None,
+    families: Sequence[Annotated[str, OneOf(FAMILIES, "family")]] = (),
 ) -> Sequence[Task]:
     """The tasks of a split, in a fixed order; `num_digits` says how many different codes there are."""
-    if split not in SPLITS:
-        raise ValueError(f"unknown split {split!r}: there is {', '.join(SPLITS)}")
-    for family in families:
-        if family not in FAMILIES:
-            raise ValueError(f"unknown family {family!r}: there is {', '.join(FAMILIES)}")
-    if not 1 <= num_digits <= len(_DIGITS):
-        raise ValueError(f"num_digits must be 1 to {len(_DIGITS)}, got {num_digits}")
     first = _FIRST_NUMBER[split]
     chosen = []
     for number in range(first, first + SPLITS[split]):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
+from typing import Annotated
 
 from spear_rl.envs.alfworld.games import EXPERTS, demonstration, fast_env
 from spear_rl.envs.alfworld.panel import SPLITS, in_turns, playable_games
 from spear_rl.envs.alfworld.stock import require_stock_engine, stock_env
 from spear_rl.envs.household.env import REWARD
 from spear_rl.envs.household.sentences import FAMILIES as TYPES
+from spear_rl.limits import FilePath, OneOf, Range, has_checked_options
 from spear_rl.rollout.env import Task
 
 __all__ = ["BACKENDS", "EXPERTS", "PROMPTS", "SPLITS", "TYPES", "tasks"]
@@ -29,26 +31,21 @@ PROMPTS = {
 """What the policy is told: the paper's way, with thoughts, or in a few words for a small model, without."""
 
 
+@has_checked_options
 def tasks(
     split: str = "train",
     *,
-    data: str = "",
-    backend: str = "fast",
-    types: Sequence[str] = (),
-    expert: str = "search",
-    prompt: str = "paper",
-    reward: float = REWARD,
-    order: str = "turns",
-    max_tasks: int | None = None,
-    cache: str = "",
+    data: Annotated[str, FilePath(may_be_empty=True)] = "",
+    backend: Annotated[str, OneOf(BACKENDS, "backend")] = "fast",
+    types: Sequence[Annotated[str, OneOf(TYPES, "type")]] = (),
+    expert: Annotated[str, OneOf(EXPERTS, "expert")] = "search",
+    prompt: Annotated[str, OneOf(PROMPTS, "prompt")] = "paper",
+    reward: Annotated[float, Range(0, 1_000_000, "(]")] = REWARD,
+    order: Annotated[str, OneOf(ORDERS, "order")] = "turns",
+    max_tasks: Annotated[int, Range(0, 1_000_000)] | None = None,
+    cache: Annotated[str, FilePath(may_be_empty=True)] = "",
 ) -> Sequence[Task]:
     """The games of a split: types taking turns, or sorted by id; `max_tasks` keeps the first ones of that order."""
-    _check("backend", backend, BACKENDS)
-    _check("expert", expert, EXPERTS)
-    _check("prompt", prompt, PROMPTS)
-    _check("order", order, ORDERS)
-    for name in types:
-        _check("type", name, TYPES)
     if backend == "textworld":
         require_stock_engine()
     entries = [entry for entry in playable_games(split, data=data, cache=cache) if not types or entry.family in types]
@@ -67,8 +64,3 @@ def tasks(
         )
         for entry in entries[:max_tasks]
     )
-
-
-def _check(what: str, name: str, known: Iterable[str]) -> None:
-    if name not in known:
-        raise ValueError(f"unknown {what} {name!r}: there is {', '.join(known)}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, partial
+from typing import Annotated
 
 from spear_rl.envs.household.env import HouseholdEnv
 from spear_rl.envs.household.experts import DEMONSTRATORS
@@ -11,6 +12,7 @@ from spear_rl.envs.household.game import Game
 from spear_rl.envs.household.generator import LEVELS, generated_problem
 from spear_rl.envs.household.manifest import SPLITS, recorded_panel
 from spear_rl.envs.household.sentences import FAMILIES
+from spear_rl.limits import OneOf, Range, has_checked_options, require_known
 from spear_rl.rollout.env import Task
 
 __all__ = ["DEMONSTRATORS", "FAMILIES", "LEVELS", "SPLITS", "HouseholdEnv", "tasks"]
@@ -21,21 +23,19 @@ INSTRUCTIONS = (
 )
 
 
+@has_checked_options
 def tasks(
-    split: str = "train",
+    split: Annotated[str, OneOf(SPLITS, "split")] = "train",
     *,
-    level: str = "easy",
-    expert: str = "search",
-    max_tasks: int | None = None,
+    level: Annotated[str, OneOf(LEVELS, "level")] = "easy",
+    expert: Annotated[str, OneOf(DEMONSTRATORS, "expert")] = "search",
+    max_tasks: Annotated[int, Range(0, 1_000_000)] | None = None,
     families: Sequence[str] = (),
 ) -> Sequence[Task]:
     """The panel of a split, in a fixed order that takes turns in the kinds of task."""
-    _check("split", split, SPLITS)
-    _check("level", level, LEVELS)
-    _check("expert", expert, DEMONSTRATORS)
-    for family in families:
-        _check("family", family, LEVELS[level].families)
     own = LEVELS[level].families
+    for family in families:
+        require_known("families", family, own, what="family")
     chosen = [
         Task(
             id=f"household/{level}/{split}/{number:05d}",
@@ -64,8 +64,3 @@ def demonstration(level: str, seed: int, expert: str, demonstration_seed: int) -
 @lru_cache(maxsize=2048)
 def _game(level: str, seed: int) -> Game:
     return Game(generated_problem(level, seed))
-
-
-def _check(what: str, name: str, known: Iterable[str]) -> None:
-    if name not in known:
-        raise ValueError(f"unknown {what} {name!r}: there is {', '.join(known)}")

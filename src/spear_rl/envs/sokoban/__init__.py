@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from typing import Annotated
 
 from spear_rl.envs.sokoban.boxoban import SETS, boxoban_entries, boxoban_level
 from spear_rl.envs.sokoban.env import SokobanEnv, View
@@ -14,6 +15,8 @@ from spear_rl.envs.sokoban.grid import LEGEND
 from spear_rl.envs.sokoban.panel import SPLITS, panel_seeds
 from spear_rl.envs.sokoban.picture import png, require_pillow
 from spear_rl.envs.sokoban.rules import Level
+from spear_rl.errors import OptionError
+from spear_rl.limits import FilePath, OneOf, Range, has_checked_options
 from spear_rl.rollout.env import Task
 
 __all__ = ["DEMONSTRATORS", "LEVELS", "OBSERVATIONS", "PROMPTS", "SETS", "SPLITS", "SokobanEnv", "tasks"]
@@ -40,46 +43,40 @@ PROMPTS = {
 """How the policy is asked to answer: with thoughts, or in a few words for a small model, without."""
 
 
+@has_checked_options
 def tasks(
-    split: str = "train",
+    split: Annotated[str, OneOf(SPLITS, "split")] = "train",
     *,
-    level: str = "easy",
-    width: int = 0,
-    height: int = 0,
-    num_boxes: int = 0,
-    min_pushes: int = 0,
-    max_pushes: int = 0,
-    boxoban: str = "",
-    data: str = "",
-    observation: str = "text",
-    grid: View = "spaced",
-    tile: int = 28,
-    prompt: str = "paper",
-    expert: str = "optimal",
-    max_tasks: int | None = None,
+    level: Annotated[str, OneOf(LEVELS, "level")] = "easy",
+    width: Annotated[int, Range(0, 40, unit="cells")] = 0,
+    height: Annotated[int, Range(0, 40, unit="cells")] = 0,
+    num_boxes: Annotated[int, Range(0, 12)] = 0,
+    min_pushes: Annotated[int, Range(0, 100)] = 0,
+    max_pushes: Annotated[int, Range(0, 100)] = 0,
+    boxoban: Annotated[str, OneOf(("", *SETS), "boxoban set")] = "",
+    data: Annotated[str, FilePath(may_be_empty=True)] = "",
+    observation: Annotated[str, OneOf(OBSERVATIONS, "observation")] = "text",
+    grid: Annotated[View, OneOf(GRIDS, "grid")] = "spaced",
+    tile: Annotated[int, Range(1, 256, unit="pixels")] = 28,
+    prompt: Annotated[str, OneOf(PROMPTS, "prompt")] = "paper",
+    expert: Annotated[str, OneOf(DEMONSTRATORS, "expert")] = "optimal",
+    max_tasks: Annotated[int, Range(0, 1_000_000)] | None = None,
 ) -> Sequence[Task]:
     """The panel of a split, in a fixed order.
 
     `level` names a shape, of which width, height, num_boxes and the pushes that are needed can be changed; or `boxoban`
     names a set of Boxoban's levels.
     """
-    _check("split", split, SPLITS)
-    _check("observation", observation, OBSERVATIONS)
-    _check("grid", grid, GRIDS)
-    _check("prompt", prompt, PROMPTS)
-    _check("expert", expert, DEMONSTRATORS)
     if observation != "text":
         require_pillow()
         if not 4 <= tile <= 256:
-            raise ValueError(f"tile is 4 to 256 pixels, not {tile}")
+            raise OptionError(f"tile must be 4 to 256 pixels, not {tile}")
     if boxoban:
-        _check("boxoban set", boxoban, SETS)
         named = [
             (entry.id, boxoban, partial(boxoban_level, entry.path, entry.number))
             for entry in boxoban_entries(boxoban, split, data=data, max_levels=max_tasks)
         ]
     else:
-        _check("level", level, LEVELS)
         shape = _shape(level, width, height, num_boxes, min_pushes, max_pushes)
         kind = level
         if shape != LEVELS[level]:
@@ -135,8 +132,3 @@ def _demonstration(make_level: partial[Level], expert: str, seed: int) -> list[s
 @lru_cache(maxsize=4096)
 def _generated(shape: Shape, seed: int) -> Level:
     return generated_level(shape, seed)
-
-
-def _check(what: str, name: str, known: Iterable[str]) -> None:
-    if name not in known:
-        raise ValueError(f"unknown {what} {name!r}: there is {', '.join(known)}")

@@ -5,11 +5,14 @@ Whatever was pulled can be pushed back, so every level can be solved.
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import astuple, dataclass
 
 from spear_rl.envs.household.dice import Dice
 from spear_rl.envs.sokoban.rules import WALL, Level, Room, State
 from spear_rl.envs.sokoban.solver import pushes_needed
+from spear_rl.errors import OptionError
 
 MAX_ROOMS = 10_000
 """Rooms tried for one level before its shape is given up as impossible."""
@@ -30,11 +33,11 @@ class Shape:
     def __post_init__(self) -> None:
         inner = (self.width - 2) * (self.height - 2)
         if min(self.width, self.height) < 3 or max(self.width, self.height) > 40:
-            raise ValueError(f"a room is 3 to 40 cells wide and high, walls included, not {self.width} x {self.height}")
+            raise OptionError(f"width: a room is 3 to 40 cells wide and high, not {self.width} x {self.height}")
         if not 1 <= self.num_boxes <= 12 or 2 * self.num_boxes + 1 > inner * self.floor[0]:
-            raise ValueError(f"{self.num_boxes} boxes do not fit into a room of {self.width} x {self.height}")
+            raise OptionError(f"num_boxes: {self.num_boxes} boxes do not fit into {self.width} x {self.height} cells")
         if not self.pushes or min(self.pushes) < 1:
-            raise ValueError("a level takes at least one push: min_pushes must be 1 or more and at most max_pushes")
+            raise OptionError("min_pushes must be 1 or more and at most max_pushes")
 
 
 LEVELS: dict[str, Shape] = {
@@ -45,11 +48,16 @@ LEVELS: dict[str, Shape] = {
 }
 
 
-def generated_level(shape: Shape, seed: int) -> Level:
-    """The level of a seed. Consecutive seeds take turns in the pushes that are needed."""
+def generated_level(shape: Shape, seed: int, *, deadline: float = math.inf) -> Level:
+    """The level of a seed, unless it is found after `deadline`. Consecutive seeds take turns in the pushes needed."""
     dice = Dice("sokoban", *astuple(shape), seed)
     wanted = shape.pushes[seed % len(shape.pushes)]
     for _ in range(MAX_ROOMS):
+        if time.monotonic() > deadline:
+            raise OptionError(
+                f"width: levels of {shape.width} x {shape.height} with {shape.num_boxes} boxes and {wanted} pushes "
+                "take too long to find: take a smaller room, fewer boxes or lower max_pushes"
+            )
         walls = _carved_walls(dice, shape)
         floor = [cell for cell in range(shape.width * shape.height) if cell not in walls]
         *targets, player = dice.shuffled(floor)[: shape.num_boxes + 1]
@@ -57,9 +65,9 @@ def generated_level(shape: Shape, seed: int) -> Level:
         start = _pulled_apart(dice, room, State(player, room.targets), wanted)
         if start is not None:
             return Level(room, start)
-    raise ValueError(
-        f"no room of {shape.width} x {shape.height} with {shape.num_boxes} boxes that takes {wanted} pushes was found: "
-        "lower max_pushes or take a larger room"
+    raise OptionError(
+        f"max_pushes: no room of {shape.width} x {shape.height} with {shape.num_boxes} boxes and {wanted} pushes was "
+        "found: lower max_pushes or take a larger room"
     )
 
 

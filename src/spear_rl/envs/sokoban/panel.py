@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
@@ -21,6 +22,8 @@ SPLITS = {"train": 2000, "validation": 200, "test": 200}
 MANIFEST = Path(__file__).with_name("panels.json")
 _LETTERS = {"train": "t", "validation": "v", "test": "e"}
 _UNUSED = "-"
+MAX_SECONDS = 300.0
+"""After which the search for the levels of a shape is given up."""
 _MAX_SEEDS = 20 * sum(SPLITS.values())
 
 
@@ -80,9 +83,10 @@ def _searched(shape: Shape) -> _Found:
     letters: list[str] = []
     texts: list[str] = []
     seen: set[str] = set()
+    deadline = time.monotonic() + MAX_SECONDS
     while any(left.values()) and len(letters) < _MAX_SEEDS:
         seed = len(letters)
-        texts.append(grid_text(generated_level(shape, seed)))
+        texts.append(grid_text(generated_level(shape, seed, deadline=deadline)))
         content = content_hash(texts[-1])
         place = (content_split(content), seed % len(shape.pushes))
         is_used = content not in seen and left[place] > 0

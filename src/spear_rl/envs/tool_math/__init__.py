@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, partial
+from typing import Annotated
 
 from spear_rl.envs.tool_math.answers import Checker, as_integer, integer, normalised
 from spear_rl.envs.tool_math.checker import has_math_verify, math_verify
@@ -15,7 +16,9 @@ from spear_rl.envs.tool_math.interpreters import open_session
 from spear_rl.envs.tool_math.panel import KNOWN, SPLITS, Entry, Source, entries
 from spear_rl.envs.tool_math.problem import Problem
 from spear_rl.envs.tool_math.prompts import PROMPTS
+from spear_rl.limits import FilePath, Length, OneOf, Range, has_checked_options, require_known
 from spear_rl.rollout.env import Task
+from spear_rl.sandbox.interpreter import BACKENDS
 
 __all__ = ["DEMONSTRATORS", "KNOWN", "LEVELS", "PROMPTS", "SPLITS", "VERIFIERS", "ToolMathEnv", "tasks"]
 
@@ -24,37 +27,33 @@ _log = logging.getLogger(__name__)
 VERIFIERS = ("auto", "integer", "math-verify", "exact")
 
 
+@has_checked_options
 def tasks(
-    split: str = "train",
+    split: Annotated[str, OneOf(SPLITS, "split")] = "train",
     *,
-    data: str = "",
-    test_data: str = "",
-    data_folder: str = "",
-    level: str = "small",
-    problem_column: str = "",
-    answer_column: str = "",
-    verifier: str = "auto",
-    prompt: str = "paper",
-    expert: str = "tool",
+    data: Annotated[str, FilePath(may_be_empty=True)] = "",
+    test_data: Annotated[str, FilePath(may_be_empty=True)] = "",
+    data_folder: Annotated[str, FilePath(may_be_empty=True)] = "",
+    level: Annotated[str, OneOf(LEVELS, "level")] = "small",
+    problem_column: Annotated[str, Length(0, 256, "characters")] = "",
+    answer_column: Annotated[str, Length(0, 256, "characters")] = "",
+    verifier: Annotated[str, OneOf(VERIFIERS, "verifier")] = "auto",
+    prompt: Annotated[str, OneOf(PROMPTS, "prompt")] = "paper",
+    expert: Annotated[str, OneOf(DEMONSTRATORS, "expert")] = "tool",
     families: Sequence[str] = (),
-    max_turns: int = MAX_TURNS,
-    max_tasks: int | None = None,
-    seconds: float = 5.0,
-    memory_mb: int = 512,
-    output_chars: int = 10_000,
-    backend: str = "auto",
+    max_turns: Annotated[int, Range(1, 10_000, unit="turns")] = MAX_TURNS,
+    max_tasks: Annotated[int, Range(0, 10_000_000)] | None = None,
+    seconds: Annotated[float, Range(0.1, 3600, unit="seconds")] = 5.0,
+    memory_mb: Annotated[int, Range(16, 1_048_576, unit="MiB")] = 512,
+    output_chars: Annotated[int, Range(1, 1_000_000, unit="characters")] = 10_000,
+    backend: Annotated[str, OneOf(BACKENDS, "backend")] = "auto",
 ) -> Sequence[Task]:
     """The problems of a split, sorted by id; generated ones of a `level` unless `data` names a set or a file."""
-    _check("verifier", verifier, VERIFIERS)
-    _check("prompt", prompt, PROMPTS)
-    _check("expert", expert, DEMONSTRATORS)
-    if max_turns < 1:
-        raise ValueError(f"max_turns must be 1 or more, not {max_turns}")
     source = Source(data, test_data, data_folder, level, problem_column, answer_column)
     panel = entries(split, source)
     known = sorted({entry.problem.family for entry in panel})
     for family in families:
-        _check("family", family, known)
+        require_known("families", family, known, what="family")
     kind = _chosen_verifier(verifier, panel)
     chosen = [entry for entry in panel if not families or entry.problem.family in families]
     sandbox = (seconds, memory_mb, output_chars, backend)
@@ -103,8 +102,3 @@ def _warn_of_exact() -> None:
         "math-verify is not installed (pip install 'spear-rl[math]'): answers that are no integers are compared as "
         "texts, and some right ones will count as wrong"
     )
-
-
-def _check(what: str, name: str, known: Iterable[str]) -> None:
-    if name not in known:
-        raise ValueError(f"unknown {what} {name!r}: there is {', '.join(known)}")

@@ -14,6 +14,7 @@ from spear_rl.envs.tool_math.columns import distinct, problems_in
 from spear_rl.envs.tool_math.generated import LEVELS, generated_panel
 from spear_rl.envs.tool_math.problem import Problem, held_out
 from spear_rl.envs.tool_math.rows import HUGGING_FACE, rows_in
+from spear_rl.errors import OptionError
 
 _log = logging.getLogger(__name__)
 
@@ -118,8 +119,9 @@ def _file_problems(data: str, source: Source, split: str) -> tuple[Problem, ...]
         place = os.path.abspath(os.path.expanduser(place))
         if not os.path.isfile(place):
             known = ", ".join(KNOWN)
-            raise ValueError(
-                f"data: there is no file {place}; give a .jsonl, .json or .parquet file, or one of {known}"
+            option = "test_data" if data == source.test_data != source.data else "data"
+            raise OptionError(
+                f"{option}: there is no file {place}; give a .jsonl, .json or .parquet file, or one of {known}"
             )
         stamp = os.stat(place).st_mtime_ns
     return _loaded(place, split, source.problem_column, source.answer_column, stamp)

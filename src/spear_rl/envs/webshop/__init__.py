@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Literal, overload
+from typing import Annotated, Literal, overload
 
 from spear_rl.envs.webshop.catalogue import SEED
 from spear_rl.envs.webshop.env import REWARD, Rules, WebShopEnv
@@ -16,6 +16,7 @@ from spear_rl.envs.webshop.shelf import Shop, Source, opened_shop
 from spear_rl.envs.webshop.shoppers import EXPERTS
 from spear_rl.envs.webshop.tiny import NUM_TINY
 from spear_rl.envs.webshop.views import VIEWS
+from spear_rl.limits import FilePath, Length, OneOf, Range, has_checked_options
 from spear_rl.rollout.env import Task
 
 __all__ = ["EXPERTS", "LEVELS", "PROMPTS", "SPLITS", "VIEWS", "Rules", "Source", "WebShopEnv", "source_of", "tasks"]
@@ -36,35 +37,34 @@ PROMPTS = {
 """What the policy is told: the paper's way, with thoughts, or in a few words for a small model, without."""
 
 
+NumProducts = Annotated[int, Range(0, 2_000_000)]
+Seed = Annotated[int, Range(0, 2**31 - 1)]
+Goals = Annotated[str, OneOf(("human", "synthetic"), "goals")]
+Folder = Annotated[str, FilePath(may_be_empty=True)]
+
+
+@has_checked_options
 def tasks(
-    split: str = "train",
+    split: Annotated[str, OneOf(SPLITS, "split")] = "train",
     *,
-    level: str = "standard",
-    num_products: int = 0,
-    data: str = "",
-    size: str = "",
-    goals: str = "human",
-    seed: int = SEED,
-    view: str = "text",
-    expert: str = "oracle",
-    prompt: str = "paper",
-    reward: float = REWARD,
-    pays: str = "success",
-    max_turns: int = MAX_TURNS,
-    page_size: int = 0,
+    level: Annotated[str, OneOf(LEVELS, "level")] = "standard",
+    num_products: NumProducts = 0,
+    data: Folder = "",
+    size: Annotated[str, Length(0, 32, "characters")] = "",
+    goals: Goals = "human",
+    seed: Seed = SEED,
+    view: Annotated[str, OneOf(VIEWS, "view")] = "text",
+    expert: Annotated[str, OneOf(EXPERTS, "expert")] = "oracle",
+    prompt: Annotated[str, OneOf(PROMPTS, "prompt")] = "paper",
+    reward: Annotated[float, Range(0, 1_000_000, "(]")] = REWARD,
+    pays: Annotated[str, OneOf(("success", "score"), "pays")] = "success",
+    max_turns: Annotated[int, Range(1, 10_000, unit="turns")] = MAX_TURNS,
+    page_size: Annotated[int, Range(0, 100)] = 0,
     families: Sequence[str] = (),
-    max_tasks: int | None = None,
-    cache: str = "",
+    max_tasks: Annotated[int, Range(0, 10_000_000)] | None = None,
+    cache: Folder = "",
 ) -> Sequence[Task]:
     """The goals of a split, in an order that the seed alone decides; `max_tasks` keeps the first ones."""
-    _check("split", split, SPLITS)
-    for what, name, known in (
-        ("view", view, VIEWS),
-        ("expert", expert, EXPERTS),
-        ("prompt", prompt, PROMPTS),
-        ("pays", pays, ("success", "score")),
-    ):
-        _check(what, name, known)
     source = source_of(level=level, num_products=num_products, data=data, size=size, goals=goals, seed=seed)
     rules = Rules(
         view=view,
@@ -85,24 +85,21 @@ def page_size_of(source: Source) -> int:
     return 4 if source.level == "tiny" else PAGE_SIZE
 
 
+@has_checked_options
 def source_of(
     *,
-    level: str = "standard",
-    num_products: int = 0,
-    data: str = "",
-    size: str = "",
-    goals: str = "human",
-    seed: int = SEED,
+    level: Annotated[str, OneOf(LEVELS, "level")] = "standard",
+    num_products: NumProducts = 0,
+    data: Folder = "",
+    size: Annotated[str, Length(0, 32, "characters")] = "",
+    goals: Goals = "human",
+    seed: Seed = SEED,
 ) -> Source:
     """What a shop is made from, by options; a folder of WebShop's files given as `data` is the level `files`."""
     level = "files" if data else level
-    _check("level", level, LEVELS)
-    _check("goals", goals, ("human", "synthetic"))
-    if num_products < 0:
-        raise ValueError(f"num_products must be 0 or more, got {num_products}")
     kind: Literal["human", "synthetic"] = "synthetic" if goals == "synthetic" else "human"
     if level == "files":
-        files = found_files(data, size=str(size))
+        files = found_files(data, size=size)
         return Source("files", num_products, kind, seed, files)
     if level == "tiny":
         return Source("tiny", num_products or NUM_TINY, kind, seed)
@@ -163,8 +160,3 @@ def demonstration(source: Source, cache: str, number: int, expert: str, page_siz
 def _begun(source: Source, cache: str, number: int) -> tuple[Shop, Goal]:
     shop = opened_shop(source, cache)
     return shop, shop.goal(number)
-
-
-def _check(what: str, name: str, known: Iterable[str]) -> None:
-    if name not in known:
-        raise ValueError(f"unknown {what} {name!r}: there is {', '.join(known)}")

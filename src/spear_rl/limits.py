@@ -1,0 +1,238 @@
+"""What a value may be, written beside a field or a parameter: `Annotated[int, Range(1, 1024)]`. Standard library only.
+
+    temperature: Annotated[float, Range(0.001, 100)] = 1.0
+    stop: Annotated[list[str], Length(0, 64, "entries")] = field(default_factory=list)
+    level: Annotated[str, OneOf(LEVELS)] = "easy"
+
+Numbers are whole or finite by their type; `checked` holds a value to its annotation, `described` puts it into words.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, time
+from typing import Annotated, Any, Literal, ParamSpec, Protocol, TypeVar
+
+from spear_rl.errors import ConfigError, OptionError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Limit(Protocol):
+    """Says in words what is allowed, and what is wrong with a value (nothing, if empty)."""
+
+    def __str__(self) -> str: ...
+    def fault(self, value: Any) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Numbers from `low` to `high`; a round bracket in `ends` leaves that end out. nan is in no range."""
+
+    low: float
+    high: float
+    ends: str = "[]"
+    unit: str = ""
+    zero: str = ""
+    """What 0 stands for, where it is allowed beside the range."""
+
+    def __str__(self) -> str:
+        low = f"{_number(self.low)} or more" if self.ends[0] == "[" else f"above {_number(self.low)}"
+        high = f"at most {_number(self.high)}" if self.ends[1] == "]" else f"below {_number(self.high)}"
+        between = f", or 0 for {self.zero}, and " if self.zero else " and "
+        return f"{low}{between}{high}{self.unit and f' {self.unit}'}"
+
+    def fault(self, value: Any) -> str:
+        is_inside = self.low <= value <= self.high and not (
+            (value == self.low and self.ends[0] == "(") or (value == self.high and self.ends[1] == ")")
+        )
+        return "" if is_inside or (self.zero and value == 0) else f"must be {self} (it is {shown(value)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """Texts of so many characters, or lists of so many entries."""
+
+    low: int
+    high: int
+    unit: str
+
+    def __str__(self) -> str:
+        return f"{self.low:,} to {self.high:,} {self.unit}"
+
+    def fault(self, value: Any) -> str:
+        if self.low <= len(value) <= self.high:
+            return ""
+        if not value:
+            return "must not be empty"
+        return f"must have {self} (it has {len(value):,})"
+
+
+@dataclass(frozen=True, slots=True)
+class FilePath:
+    """A path that a file system can hold."""
+
+    may_be_empty: bool = False
+
+    def __str__(self) -> str:
+        return "a path of at most 4,095 bytes, and 255 between two slashes"
+
+    def fault(self, value: Any) -> str:
+        if not value and not self.may_be_empty:
+            return "must not be empty"
+        if any(ord(letter) < 32 or ord(letter) == 127 for letter in value):
+            return f"must be a path without control characters (it is {shown(value)})"
+        longest = max(len(part.encode()) for part in value.split("/"))
+        fits = longest <= 255 and len(value.encode()) <= 4095
+        return "" if fits else f"must be {self} (it has {len(value.encode()):,}, and {longest:,} between two slashes)"
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """One of some names, known only when the program runs."""
+
+    names: Iterable[str]
+    what: str
+    """What the names are names of."""
+
+    def __str__(self) -> str:
+        return f"one of: {', '.join(self.names)}"
+
+    def fault(self, value: Any) -> str:
+        return "" if value in self.names else f": unknown {self.what} {shown(value)}: there is {', '.join(self.names)}"
+
+
+def checked(value: Any, hint: Any, key: str, helps: Callable[[], dict[str, str]] = dict) -> Any:
+    """The value as the type that `hint` says, within its limits, or a sentence that begins with `key`.
+
+    Args:
+        helps: gives a line of help for each choice of a Literal; called for the sentence only.
+    """
+    base, limits = _parts(hint)
+    origin, arguments = typing.get_origin(base), typing.get_args(base)
+    if origin in (typing.Union, types.UnionType):
+        if value is None or value == "none":
+            return None
+        value = checked(value, next(a for a in arguments if a is not type(None)), key)
+    elif origin is Literal:
+        if not isinstance(value, str) or value not in arguments:
+            known = helps() or dict.fromkeys(arguments, "")
+            names = ", ".join(f"{name} ({text})" if text else name for name, text in known.items())
+            raise ConfigError(
+                f"{key} cannot be {shown(value)}{nearest(shown(value), arguments)}; it is one of: {names}"
+            )
+    elif origin in (list, Sequence):
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise ConfigError(f'{key} takes a list, e.g. {key}=["a"]; got {shown(value)}')
+        value = [checked(entry, arguments[0], key) for entry in value]
+    else:
+        value = _typed(value, base, key)
+    for limit in limits:
+        if fault := limit.fault(value):
+            raise ConfigError(f"{key}{'' if fault[0] == ':' else ' '}{fault}")
+    return value
+
+
+def described(hint: Any) -> str:
+    """The limits of an annotation in words; empty where there are none."""
+    base, limits = _parts(hint)
+    words = [str(limit) for limit in limits]
+    for inner in typing.get_args(base) if typing.get_origin(base) in (typing.Union, types.UnionType) else ():
+        words += [described(inner), "or unset"] if inner is not type(None) else []
+    return ", ".join(filter(None, words))
+
+
+def has_checked_options(function: Callable[P, R]) -> Callable[P, R]:
+    """Hold every argument of an environment's `tasks` function to the parameter's annotation."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def checking(*args: P.args, **kwargs: P.kwargs) -> R:
+        hints = typing.get_type_hints(function, include_extras=True)
+        given = signature.bind(*args, **kwargs)
+        for name, value in given.arguments.items():
+            try:
+                given.arguments[name] = checked(value, hints[name], name)
+            except ConfigError as error:
+                raise OptionError(str(error)) from error
+        return function(*given.args, **given.kwargs)
+
+    return checking
+
+
+def require_known(option: str, value: str, names: Iterable[str], *, what: str) -> None:
+    """Refuse a name that is none of `names`, which depend on other options."""
+    if fault := OneOf(names, what).fault(value):
+        raise OptionError(f"{option}{fault}")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A question with the most similar known word, or nothing."""
+    close = difflib.get_close_matches(word[:200].strip("'"), list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def shown(value: Any, *, most: int = 80) -> str:
+    """A value for a sentence: on one line, and not all of it where it is long."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"a number of about {value.bit_length() * 30103 // 100_000:,} digits"
+    text = repr(str(value)) if isinstance(value, date | time) else _printable(value)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def _printable(value: Any) -> str:
+    """`repr`, also of what has a number too long to print in it, or text that is no text."""
+    try:
+        return repr(value).encode("utf-8", "backslashreplace").decode()
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__}"
+
+
+def _parts(hint: Any) -> tuple[Any, tuple[Limit, ...]]:
+    """An annotation's type and limits."""
+    return (hint.__origin__, hint.__metadata__) if typing.get_origin(hint) is Annotated else (hint, ())
+
+
+def _typed(value: Any, kind: type, key: str) -> Any:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    hint = ""
+    if kind is float and is_number:
+        try:
+            value = float(value)
+        except OverflowError:
+            value = float("inf")
+    elif kind is str and is_number and isinstance(value, int):
+        value = shown(value)
+    elif kind is str and isinstance(value, date | time | datetime):
+        value = value.isoformat()
+    elif kind is str and isinstance(value, float | bool):
+        hint = f": write it in quotes, {key}='\"...\"'"
+    elif kind is int and isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        hint = f": write {int(value)}"
+    if not isinstance(value, kind) or (kind in (int, float) and isinstance(value, bool)):
+        names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+        wanted = names.get(kind, f"a {kind.__name__}")
+        raise ConfigError(f"{key} takes {wanted}; got {shown(value)}{hint}")
+    if isinstance(value, str):
+        _require_text(value, key)
+    return value
+
+
+def _require_text(value: str, key: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{key} takes a text in UTF-8; got {shown(value)}") from None
+    if "\0" in value:
+        raise ConfigError(f"{key} takes a text without NUL characters; got {shown(value)}")
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
