@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -89,7 +89,7 @@ def _settings(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is no run folder: it has no config.toml")
     try:
         settings = dict(_flat(tomllib.loads((path / "config.toml").read_text("utf-8"))))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{path}: config.toml is not valid TOML: {error}") from error
     for key, kind in (("algorithm.name", str), ("task.env", str), ("run.seed", int), ("run.steps", int)):
         if not isinstance(settings.get(key), kind):
@@ -102,7 +102,7 @@ def _summary(path: Path) -> dict[str, Any] | None:
         return None
     try:
         summary = json.loads((path / "summary.json").read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: summary.json is not valid JSON: {error}") from error
     if not isinstance(summary, dict):
         raise UserError(f"{path}: summary.json is not a JSON object")
@@ -122,7 +122,7 @@ def _rows(path: Path, *, required: Sequence[str], cut_off: bool) -> dict[int, di
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if cut_off and number == len(lines):
                 break
             raise UserError(f"{path.parent}: {path.name}, line {number} is not valid JSON: {error}") from error
@@ -144,7 +144,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
 def _estimate(rate: Any) -> Estimate | None:
