@@ -200,7 +200,7 @@ def _only_model(server: ChatServer) -> str:
     except UnansweredError as error:
         raise EndpointError(str(error)) from error
     if len(names) != 1:
-        there = f"; {server.name} has: {', '.join(names[:20])}" if names else ""
+        there = f"; {server.name} has: {', '.join(name[:80] for name in names[:20])}" if names else ""
         raise ConfigError(f"--model is missing: name the endpoint's model{there}")
     return names[0]
 
@@ -217,7 +217,7 @@ def _check(panel: Panel, connection: Connection) -> None:
         ("--episodes", panel.num_episodes, panel.num_episodes >= 1, "must be 1 or more"),
         ("--samples", panel.num_samples, panel.num_samples >= 0, "must be 1 or more, or 0 for none"),
         ("--parallel", connection.num_parallel, connection.num_parallel >= 1, "must be 1 or more"),
-        ("--timeout", connection.timeout, connection.timeout > 0, "must be above 0"),
+        ("--timeout", connection.timeout, 0 < connection.timeout <= 86400, "must be above 0, and a day at most"),
     ]
     for name, value, holds, rule in rules:
         if not holds:

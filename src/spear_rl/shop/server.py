@@ -21,7 +21,7 @@ from threading import BoundedSemaphore
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from spear_rl.deadline import DeadlineReader
+from spear_rl.bounded_http import DeadlineReader
 from spear_rl.errors import UserError
 from spear_rl.shop.html import document
 from spear_rl.shop.visits import FullError, Visit, Visits
