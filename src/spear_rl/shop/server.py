@@ -50,6 +50,7 @@ class ShopServer(ThreadingHTTPServer):
     """Serves one shop to any number of browsers."""
 
     daemon_threads = True
+    request_queue_size = MAX_CONNECTIONS
 
     def __init__(self, visits: Visits, *, host: str = "127.0.0.1", port: int = 0) -> None:
         self.visits = visits
@@ -165,8 +166,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _body(self) -> bytes:
         """The form of a request that is well-formed and meant for us."""
         host, origin, length = (self._header(name) for name in ("Host", "Origin", "Content-Length"))
-        if self.headers.defects:
-            raise _RefusedError(400, "The headers cannot be read.")
+        if self.headers.defects or self.request_version == "HTTP/0.9":
+            raise _RefusedError(400, "The request cannot be read.")
         if "Transfer-Encoding" in self.headers:
             raise _RefusedError(400, "Transfer-Encoding is not understood here: send a Content-Length.")
         if not _is_place(_HOST.fullmatch(host or "")):
