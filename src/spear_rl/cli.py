@@ -185,7 +185,7 @@ def show(
     from spear_rl.show import run_overview
 
     if Path(what).is_dir():
-        console.print(run_overview(Path(what), num_episodes=episodes))
+        console.print(run_overview(Path(what), num_episodes=episodes), soft_wrap=True)
     else:
         config = configuration.Config() if what == "config" else configuration.load(what)
         console.print(configuration.to_toml(config, comments=True), soft_wrap=True)

@@ -130,10 +130,17 @@ def _typed(value: Any, hint: Any, key: str) -> Any:
 
 def _toml(value: Any) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{k if k.isidentifier() and k.isascii() else _toml(k)} = {_toml(v)}" for k, v in value.items())
+            + "}"
+        )
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+        raise ConfigError(f"a setting cannot be {value!r}: it is not valid Unicode text")
+    # JSON leaves DEL as it is, TOML forbids it.
+    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _names(section: Any) -> list[str]:
