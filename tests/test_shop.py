@@ -19,7 +19,7 @@ from spear_rl.envs.webshop import source_of
 from spear_rl.envs.webshop.shelf import opened_shop
 from spear_rl.envs.webshop.shoppers import EXPERTS
 from spear_rl.shop import served, visits_of
-from spear_rl.shop.visits import MAX_VISITS, Visits
+from spear_rl.shop.visits import IDLE_SECONDS, MAX_VISITS, FullError, Visits
 
 SMALL = {"num_products": 310}
 needs_chromium = pytest.mark.skipif(not PROGRAM, reason="no Chromium is installed (Debian: apt-get install chromium)")
@@ -224,13 +224,30 @@ def test_nothing_of_a_scraped_catalogue_is_taken_for_html(tmp_path):
         assert "&lt;script&gt;" in page
 
 
-def test_the_longest_gone_visit_is_forgotten(cache, shop):
+def test_visits_without_a_name_cost_nobody_a_visit(shop):
     visits = Visits(shop, [0, 1])
-    first, _ = visits.begun()
-    for _ in range(MAX_VISITS):
+    (first, visit), (idle, _) = visits.begun(), visits.begun()
+    visit.act("search", "rug")
+    for _ in range(2 * MAX_VISITS):
         visits.begun()
-    assert visits.known(first) is None
+    assert visits.known(first) is visit
+    assert not visits.known(idle).has_acted, "it begins again under its own name, as it was"
     assert visits.known("made up") is None
+    assert visits.known(first[:-1] + ("0" if first[-1] != "0" else "1")) is None
+    assert visits.known("\u0661.\u0662") is None
+
+
+def test_a_shop_full_of_busy_visits_refuses_new_ones_until_some_were_left_alone(shop, monkeypatch):
+    visits = Visits(shop, [0, 1])
+    busy = [visits.begun() for _ in range(MAX_VISITS)]
+    for _, visit in busy:
+        visit.act("search", "rug")
+    with pytest.raises(FullError):
+        visits.begun()
+    assert all(visits.known(name) is visit for name, visit in busy)
+    busy[7][1].used_at -= IDLE_SECONDS + 1
+    visits.begun()
+    assert [visits._visits.get(name) is visit for name, visit in busy].index(False) == 7
 
 
 def test_mistakes_on_the_command_line_are_one_sentence(spear, cache, server):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
-import logging
 import os
 import sys
 from collections.abc import Callable
@@ -15,15 +14,16 @@ from typing import Annotated
 
 from spear_rl import __version__
 from spear_rl.errors import ConfigError, UserError
+from spear_rl.escaping import indented
 from spear_rl.limits import Range, checked
 from spear_rl.names import ALGORITHM_NAMES
 from spear_rl.rollout.env import TasksFn
 
 try:
     import typer
-    from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
+
+    from spear_rl.terminal import PlainConsole, error_console, log_to_stderr, protect_stderr
 except ImportError:
     print("error: the command line needs its extra: pip install 'spear-rl[train]'", file=sys.stderr)
     sys.exit(2)
@@ -34,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="SPEAR: self-imitation learning with progressive exploration for LLM agents.",
 )
-console = Console()
+console = PlainConsole()
 
 
 def _within(low: int, high: int) -> Callable[[typer.CallbackParam, int], int]:
@@ -170,7 +170,7 @@ def verl(
     from spear_rl.integrations.verl.launch import checked, launch
 
     if check:
-        print(checked())
+        console.print(checked(), soft_wrap=True)
         return
     cut = [*context.args, "--"].index("--")
     launch(*_split(context.args[:cut]), context.args[cut + 1 :])
@@ -224,7 +224,7 @@ def show(
         text = configuration.to_toml(configuration.Config(), comments=True)
     else:
         text = configuration.to_toml(configuration.load(None if what == "config" else what, overrides), comments=True)
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(text, soft_wrap=True)
 
 
 @app.command()
@@ -242,7 +242,7 @@ def doctor(settings: Overrides = None) -> None:
     config = configuration.load(source, overrides)
     table = Table("what", "here")
     for name, value in [*diagnosis.machine(), *diagnosis.engine(config)]:
-        table.add_row(name, escape(value))
+        table.add_row(name, value)
     console.print(table)
     if config.engine.model in TINY_SIZES:
         console.print(f"{config.engine.model} takes a few megabytes: it fits")
@@ -281,7 +281,7 @@ def check_env(
     timing = Timing()
     faults = check_tasks(tasks_fn, options=settings, num_tasks=tasks, timing=timing)
     for fault in faults:
-        console.print(f"- {fault}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"- {indented(fault)}", soft_wrap=True)
     found = f"{len(faults)} faults" if len(faults) != 1 else "1 fault"
     console.print(
         f"{env}: {found if faults else 'no fault found'}; a step takes {timing.step_ms:.3g} ms, "
@@ -322,7 +322,7 @@ def shop(
     except (TypeError, ValueError) as error:
         raise ConfigError(str(error)) from error
     with served(visits, host=host, port=port) as server:
-        console.print(f"the shop is open at {server.address} (Ctrl+C closes it)", highlight=False, soft_wrap=True)
+        console.print(f"the shop is open at {server.address} (Ctrl+C closes it)", soft_wrap=True)
         with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever()
 
@@ -356,7 +356,7 @@ def _options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    log_to_stderr()
 
 
 def _split(settings: list[str] | None) -> tuple[str | None, list[str]]:
@@ -390,6 +390,7 @@ def _make_writable(path: Path) -> None:
 
 def main() -> None:
     """Run the command line; user errors become one sentence and exit code 2."""
+    protect_stderr()
     try:
         app()
     except UserError as error:
@@ -403,7 +404,7 @@ def main() -> None:
 
 
 def _complain(sentence: str) -> None:
-    Console(stderr=True).print("error:", sentence, style="bold red", markup=False, highlight=False, soft_wrap=True)
+    error_console().print("error:", indented(sentence), style="bold red", soft_wrap=True)
 
 
 if __name__ == "__main__":

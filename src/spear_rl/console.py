@@ -62,8 +62,9 @@ class LiveConsole:
             self._console.print(event.text, markup=False, highlight=False, soft_wrap=True)
         elif event.kind == "eval":
             self._console.print(
-                f"[bold]held-out success {metrics['success']:.1%}[/] "
-                f"({metrics['low']:.1%} to {metrics['high']:.1%}) at step {event.step}"
+                f"held-out success {metrics['success']:.1%} "
+                f"({metrics['low']:.1%} to {metrics['high']:.1%}) at step {event.step}",
+                style="bold",
             )
         elif event.kind == "sft":
             self._advance("cold start", event.step, event.total)

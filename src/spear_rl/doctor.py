@@ -17,6 +17,7 @@ from spear_rl.config import Config
 from spear_rl.engines.attention import can_pack, has_kernel
 from spear_rl.engines.lora import adapter_base, is_adapter, is_linear
 from spear_rl.engines.memory import GIB, OVERHEAD, Footprint, automatic_tokens, fitting_tokens, footprint, free_bytes
+from spear_rl.engines.models import loading_error
 from spear_rl.engines.place import chosen_device, chosen_dtype
 from spear_rl.engines.tiny import TINY_SIZES
 from spear_rl.errors import ConfigError
@@ -58,7 +59,8 @@ def engine(config: Config) -> Iterator[tuple[str, str]]:
     settings = config.engine
     device = chosen_device(settings.device)
     dtype = chosen_dtype(settings.dtype, device)
-    model = None if settings.model in TINY_SIZES else empty_model(settings.model)
+    trusted = settings.trust_remote_code
+    model = None if settings.model in TINY_SIZES else empty_model(settings.model, trust_remote_code=trusted)
     packed = _packs(config, model, device, dtype)
     yield "model", settings.model if model is None else f"{settings.model} ({type(model).__name__})"
     yield "device", str(device)
@@ -87,7 +89,7 @@ def estimate(config: Config, *, free: int | None = None) -> tuple[Footprint, int
     settings = config.engine
     device = chosen_device(settings.device)
     dtype = chosen_dtype(settings.dtype, device)
-    model = empty_model(settings.model)
+    model = empty_model(settings.model, trust_remote_code=settings.trust_remote_code)
     packed = _packs(config, model, device, dtype)
     weights, trained = _num_weights(model, settings.lora_rank, settings.lora_targets)
     is_gpu = device.type == "cuda"
@@ -118,7 +120,7 @@ def estimate(config: Config, *, free: int | None = None) -> tuple[Footprint, int
     return taken(settings.micro_batch_tokens or automatic), free, most
 
 
-def model_config(name: str) -> Any:
+def model_config(name: str, *, trust_remote_code: bool = False) -> Any:
     """The transformers configuration of a model, without its weights."""
     from transformers import AutoConfig
 
@@ -132,23 +134,21 @@ def model_config(name: str) -> Any:
     if not Path(name).is_dir():
         raise ConfigError(f"engine.model: {name!r} is no folder and no built-in model")
     try:
-        return AutoConfig.from_pretrained(name, local_files_only=True)
+        return AutoConfig.from_pretrained(name, local_files_only=True, trust_remote_code=trust_remote_code)
     except Exception as error:  # a folder can be wrong in as many ways as there are loaders
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"engine.model: {name} has no readable config: {reason}") from error
+        raise loading_error(name, error, "has no readable config") from error
 
 
-def empty_model(name: str) -> Any:
+def empty_model(name: str, *, trust_remote_code: bool = False) -> Any:
     """A model with sizes but no content, which takes no memory."""
     from transformers import AutoModelForCausalLM
 
-    config = model_config(name)
+    config = model_config(name, trust_remote_code=trust_remote_code)
     try:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config)
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"engine.model: {name} is no causal language model: {reason}") from error
+        raise loading_error(name, error, "is no causal language model") from error
 
 
 def advice(config: Config, taken: Footprint, free: int, most: int) -> str:

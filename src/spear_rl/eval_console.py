@@ -36,9 +36,7 @@ def print_report(report: Report, console: Console) -> None:
     about, result = report.about, report.evaluation
     console.print(
         f"{about['model']} on {about['env']}, {about['split']}: {len(about['tasks'])} tasks, episodes of each: "
-        f"{about['episodes_per_task']}, turns at most: {about['max_turns']}, seed {about['seed']}",
-        markup=False,
-        highlight=False,
+        f"{about['episodes_per_task']}, turns at most: {about['max_turns']}, seed {about['seed']}"
     )
     table = Table("kind", "success", "95 % interval", "episodes")
     for name, rate in {**result.by_family, "all": result.rate}.items():

@@ -201,7 +201,7 @@ def _only_model(server: ChatServer) -> str:
     except UnansweredError as error:
         raise EndpointError(str(error)) from error
     if len(names) != 1:
-        there = f"; {server.name} has: {', '.join(names[:20])}" if names else ""
+        there = f"; {server.name} has: {', '.join(name[:80] for name in names[:20])}" if names else ""
         raise ConfigError(f"--model is missing: name the endpoint's model{there}")
     return names[0]
 

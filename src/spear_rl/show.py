@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from spear_rl.errors import UserError
+from spear_rl.escaping import indented
 from spear_rl.rows import read_rows, spans
 
 
@@ -59,20 +60,16 @@ def _lines(run_dir: Path, num_episodes: int) -> list[str]:
     if rows.by_step:
         step, row = list(rows.by_step.items())[-1]
         lines += ["", f"step {step}:"]
-        lines += [
-            f"  {name:32s} {value:.5g}" if isinstance(value, int | float) else f"  {name:32s} {value}"
-            for name, value in row.items()
-            if name != "step"
-        ]
+        lines += [f"  {name:32s} {_number(value)}" for name, value in row.items() if name != "step"]
         missing = [number for number in range(step) if number not in rows.by_step]
         lines += [f"metrics.jsonl lacks the rows of steps {spans(missing)}"] if missing else []
     dumps = sorted((run_dir / "trajectories").glob("*.jsonl"))
     for number, text in enumerate(dumps[-1].read_bytes().splitlines()[:num_episodes] if dumps else [], start=1):
         try:
             lines += ["", *_episode(json.loads(text))]
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             lines += ["", f"{dumps[-1].name}, line {number} is damaged or was cut off"]
-    return lines
+    return [indented(line) for line in lines]
 
 
 def _episode(episode: dict[str, Any]) -> list[str]:
@@ -86,3 +83,10 @@ def _episode(episode: dict[str, Any]) -> list[str]:
         marks += [f"did not train: {turn['dropped']}"] if "dropped" in turn else []
         lines += [f"  {turn['observation']}", f"  > {turn['text']}    [{'; '.join(marks)}]"]
     return lines
+
+
+def _number(value: Any) -> str:
+    try:
+        return f"{value:.5g}"
+    except (TypeError, ValueError, OverflowError):
+        return str(value)

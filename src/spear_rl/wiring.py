@@ -144,13 +144,15 @@ def _model_of(config: Config, folder: Path | None) -> tuple[Any, Any, Any]:
         if config.run.resume and rank != settings.lora_rank:
             raise ConfigError(f"engine.lora_rank={settings.lora_rank}: the run began with {rank}, which cannot change")
         if not rank:
-            return *model_in_folder(folder), None
-        model, tokenizer = model_under_adapter(folder)
+            return *model_in_folder(folder, trust_remote_code=settings.trust_remote_code), None
+        model, tokenizer = model_under_adapter(folder, trust_remote_code=settings.trust_remote_code)
         adapter = adapter_in_folder(model, folder)
         return adapter.get_base_model(), tokenizer, adapter
     if (Path(settings.model) / MANIFEST).is_file():  # a checkpoint, or what `spear sft` wrote
         checked_manifest(Path(settings.model))
-    model, tokenizer = model_by_name(settings.model, texts=partial(_texts, config), seed=seed)
+    model, tokenizer = model_by_name(
+        settings.model, texts=partial(_texts, config), seed=seed, trust_remote_code=settings.trust_remote_code
+    )
     if not settings.lora_rank:
         return model, tokenizer, None
     adapter = with_adapter(
@@ -177,6 +179,7 @@ def _vllm_of(config: Config, model: Any, tokenizer: Any, dtype: torch.dtype) -> 
             gpu_memory_utilization=share,
             max_model_len=rollout.max_context + rollout.max_new_tokens,
             seed=config.run.seed,
+            trust_remote_code=config.engine.trust_remote_code,
         )
 
 

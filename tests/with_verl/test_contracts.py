@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import pickle
 import random
 from functools import partial
 from types import SimpleNamespace
@@ -22,7 +21,7 @@ from verl.workers.utils.losses import ppo_loss
 from spear_rl.algorithms import CovarianceClip, dr_bot, gigpo, grpo, spear
 from spear_rl.engines.base import Term
 from spear_rl.functional import LossInputs
-from spear_rl.integrations.episodes import Row, groups_of
+from spear_rl.integrations.episodes import Row, groups_of, unpacked
 from spear_rl.integrations.terms import held_back
 from spear_rl.integrations.verl import launch, loop, rows, trainer
 from spear_rl.rollout import Task
@@ -299,6 +298,6 @@ def test_an_episode_travels_with_the_first_of_its_rows():
     played = trajectory(random.Random(0), chat=False, turns=3)
     outputs = loop.outputs_of(played, Task(id="t", make_env=lambda: None, family="f"), {"global_steps": 2})
     assert len(outputs) == 3
-    assert pickle.loads(outputs[0].extra_fields["spear"]) == ("t", "f", played)
+    assert unpacked(outputs[0].extra_fields["spear"]) == ("t", "f", played)
     assert [output.extra_fields["spear"] for output in outputs[1:]] == [b"", b""]
     assert {output.extra_fields["global_steps"] for output in outputs} == {2}

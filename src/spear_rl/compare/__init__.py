@@ -15,6 +15,7 @@ from spear_rl.compare.pairs import Pair, pairs_of
 from spear_rl.compare.plots import Curve, curve, curves_of, draw
 from spear_rl.compare.runs import WINDOW, RunRecord, load_run
 from spear_rl.errors import UserError
+from spear_rl.escaping import markdown, one_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -72,15 +73,15 @@ class Comparison:
         (corner, *labels), *rows = zip(_COLUMNS, *self.cells, strict=True)
         table = Table(corner)
         for label in labels:
-            table.add_column(Text(label), justify="right", overflow="fold")
+            table.add_column(Text(one_line(label)), justify="right", overflow="fold")
         for name, *values in rows:
             table.add_row(name, *map(Text, values))
         return table
 
     def markdown(self) -> str:
         lines = [_COLUMNS, ["---"] + ["---:"] * (len(_COLUMNS) - 1), *self.cells]
-        table = ["| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines]
-        notes = [f"- {note}" for note in self.notes]
+        table = ["| " + " | ".join(map(markdown, line)) + " |" for line in lines]
+        notes = [f"- {markdown(note)}" for note in self.notes]
         return "\n".join(["# Comparison", "", *table, "", *notes, "", "![Curves](compare.png)", ""])
 
     def as_dict(self) -> dict[str, Any]:
@@ -95,9 +96,9 @@ class Comparison:
         from rich.console import Group
         from rich.text import Text
 
-        texts = (Text(note, style="yellow" if note.startswith("warning") else "") for note in self.notes)
+        texts = (Text(one_line(note), style="yellow" if note.startswith("warning") else "") for note in self.notes)
         apart = (part for text in texts for part in (Text(), text))
-        return Group(self.table(), *apart, Text(f"\ncurves and all numbers are in {self.out}"))
+        return Group(self.table(), *apart, Text(f"\ncurves and all numbers are in {one_line(str(self.out))}"))
 
 
 def _cells(arm: Arm) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 from spear_rl.compare.arms import Arm
 from spear_rl.compare.runs import WINDOW
 from spear_rl.errors import MissingExtraError
+from spear_rl.escaping import one_line
 
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#444444")
 """Okabe and Ito's, told apart by colour-blind readers too; without the yellow that white swallows."""
@@ -59,21 +60,28 @@ def curves_of(arms: Sequence[Arm]) -> dict[str, dict[str, Curve]]:
 def draw(path: Path, arms: Sequence[Arm], curves: Mapping[str, Mapping[str, Curve]]) -> None:
     """Write the picture: a panel a metric, a line an arm, and where every seed ended."""
     try:
+        from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError as error:
         raise MissingExtraError("curves need matplotlib: pip install 'spear-rl[train]'") from error
-    looks = {arm.label: _look(number) for number, arm in enumerate(arms)}
     figure = Figure(figsize=(14, 8.6), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08))
     FigureCanvasAgg(figure)
+    with rc_context({"text.parse_math": False}):  # labels are other people's text, not formulas
+        _fill(figure, arms, curves)
+        figure.savefig(path, dpi=120)
+
+
+def _fill(figure: Any, arms: Sequence[Arm], curves: Mapping[str, Mapping[str, Curve]]) -> None:
+    looks = {arm.label: _look(number) for number, arm in enumerate(arms)}
     panels = figure.subplots(2, 3).flat
     for axes, (name, lines) in zip(panels, curves.items(), strict=False):
         _panel(axes, name, lines, looks)
     _eval_points(figure.axes[0], arms, looks)
     _ends(figure.axes[-1], arms, looks)
     envs = sorted({str(arm.runs[0].settings["task.env"]) for arm in arms})
-    figure.suptitle(f"Training on {', '.join(envs)}, {_counted(arms)}", fontsize=15, fontweight="bold")
+    figure.suptitle(f"Training on {one_line(', '.join(envs))}, {_counted(arms)}", fontsize=15, fontweight="bold")
     handles = [figure.axes[-1].plot([], [], lw=2.5, label=_wrapped(arm.label), **looks[arm.label])[0] for arm in arms]
     room = 130 // (8 + max(len(arm.label) for arm in arms))
     figure.legend(
@@ -85,7 +93,6 @@ def draw(path: Path, arms: Sequence[Arm], curves: Mapping[str, Mapping[str, Curv
         title=f"lines: mean over seeds of a moving average of {WINDOW} steps; bands: lowest to highest seed",
         title_fontsize=10,
     )
-    figure.savefig(path, dpi=120)
 
 
 def _panel(axes: Any, name: str, lines: Mapping[str, Curve], looks: Mapping[str, dict[str, Any]]) -> None:
@@ -157,4 +164,4 @@ def _counted(arms: Sequence[Arm]) -> str:
 
 
 def _wrapped(label: str) -> str:
-    return "\n".join(textwrap.wrap(label, 130))
+    return "\n".join(textwrap.wrap(one_line(label), 130))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -95,7 +95,7 @@ def _settings(path: Path) -> dict[str, Any]:
         settings = dict(_flat(tomllib.loads((path / "config.toml").read_text("utf-8"))))
     except OSError as error:
         raise UserError(f"{path}: config.toml cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{path}: config.toml is not valid TOML: {error}") from error
     for key, kind in (("algorithm.name", str), ("task.env", str), ("run.seed", int), ("run.steps", int)):
         if not isinstance(settings.get(key), kind):
@@ -110,7 +110,7 @@ def _summary(path: Path) -> dict[str, Any] | None:
         summary = json.loads((path / "summary.json").read_text("utf-8"))
     except OSError as error:
         raise UserError(f"{path}: summary.json cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: summary.json is not valid JSON: {error}") from error
     if not isinstance(summary, dict):
         raise UserError(f"{path}: summary.json is not a JSON object")
@@ -145,7 +145,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
 def _estimate(rate: Any) -> Estimate | None:

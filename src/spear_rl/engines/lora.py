@@ -64,9 +64,11 @@ def is_adapter(folder: Path) -> bool:
 def adapter_base(folder: Path) -> tuple[str, int]:
     """(name of the model that an adapter's folder belongs to, rank of the adapter)."""
     try:
-        settings = json.loads((folder / ADAPTER).read_text())
+        settings = json.loads((folder / ADAPTER).read_text("utf-8"))
+        if settings.get("megatron_config"):
+            raise ValueError("megatron_config makes peft import a module that the file names")
         return str(settings["base_model_name_or_path"]), int(settings["r"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{folder / ADAPTER} is not an adapter's config that peft wrote: {error}") from error
 
 

@@ -149,7 +149,7 @@ def _kept_bytes(config: Any, dtype: torch.dtype, num_layers: int) -> int:
     small._attn_implementation = "spear_probe"
     small.pad_token_id = None  # some models look for it, and there is nothing to be seen
     with torch.device("meta"):
-        model = AutoModel.from_config(small, dtype=dtype, attn_implementation="spear_probe")
+        model = AutoModel.from_config(small, dtype=dtype, attn_implementation="spear_probe", trust_remote_code=False)
         ids = torch.zeros(1, _TOKENS, dtype=torch.int64)
     own = {id(p) for p in model.parameters()} | {id(b) for b in model.buffers()}
     kept: dict[Any, int] = {}

@@ -49,6 +49,7 @@ class VLLMGenerator:
         gpu_memory_utilization: share of the GPU that vLLM takes for weights and key-value cache, beside the trainer.
         max_model_len: longest prompt and completion together.
         end_ids: tokens that end a completion besides the model's own; empty switches all of them off.
+        trust_remote_code: run the Python files that a folder may bring along for its model.
         options: further arguments of `vllm.LLM`.
     """
 
@@ -64,6 +65,7 @@ class VLLMGenerator:
         max_num_seqs: int = 256,
         seed: int = 0,
         end_ids: Sequence[int] | None = None,
+        trust_remote_code: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if sampling.top_p < 1 and sampling.temperature not in (0.0, 1.0):
@@ -87,6 +89,7 @@ class VLLMGenerator:
             "max_model_len": max_model_len,
             "max_num_seqs": max_num_seqs,
             "seed": seed,
+            "trust_remote_code": trust_remote_code,
             "logprobs_mode": "processed_logprobs" if sampling.top_p == 1 else "raw_logprobs",
         }
         # In another process vLLM could not be handed the trainer's tensors.

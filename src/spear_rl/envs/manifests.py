@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spear_rl.errors import UserError
+from spear_rl.escaping import visible
 
 
 def contents_sha256(contents: Mapping[str, str]) -> str:
@@ -32,12 +33,12 @@ def printed_or_verified(manifest: Callable[[], Mapping[str, Any]], verify: str |
         other = json.loads(Path(verify).read_text(encoding="utf-8")) if verify else mine
         found = differences(mine[tasks], other[tasks])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, UserError) as error:
-        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
+        print(visible(f"error: {type(error).__name__}: {error}"), file=sys.stderr)
         return 2
     if not verify:
         print(json.dumps(mine, indent=1))
         return 0
-    print("\n".join(found) or f"the same {len(mine[tasks])} {tasks}, {mine['sha256']}")
+    print(visible("\n".join(found)) or f"the same {len(mine[tasks])} {tasks}, {mine['sha256']}")
     return 1 if found else 0
 
 

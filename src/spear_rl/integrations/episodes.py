@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
@@ -30,6 +32,28 @@ class Row:
     """What each token's advantage is multiplied by; None is 1."""
     episode: tuple[str, str, Trajectory] | None = None
     """Task, kind of task and episode, where the first row of one of ours brings it along."""
+
+
+def packed(task: str, family: str, episode: Trajectory) -> bytes:
+    """An episode on its way between processes: JSON, since reading a pickle runs what is in it."""
+    turns = [
+        {name: getattr(turn, name) for name in Turn.__slots__}
+        | {"completion": {name: getattr(turn.completion, name) for name in Completion.__slots__}}
+        | {"images": [base64.b64encode(image).decode() for image in turn.images]}
+        for turn in episode.turns
+    ]
+    about = {"stop": episode.stop, "bonus": episode.bonus, "success": episode.success, "metrics": episode.metrics}
+    return json.dumps([task, family, about | {"turns": turns}], default=lambda number: number.item()).encode()
+
+
+def unpacked(content: bytes) -> tuple[str, str, Trajectory]:
+    """Task, kind of task and episode, as `packed` got them."""
+    task, family, told = json.loads(content)
+    turns = []
+    for turn in told.pop("turns"):
+        images = tuple(base64.b64decode(image) for image in turn.pop("images"))
+        turns.append(Turn(**turn | {"completion": Completion(**turn["completion"]), "images": images}))
+    return task, family, Trajectory(**told | {"turns": turns, "stop": Stop(told["stop"])})
 
 
 def groups_of(

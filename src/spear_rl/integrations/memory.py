@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from spear_rl.algorithms import Algorithm
+from spear_rl.stored_state import stored_state, taking_up
 
 FILE = "spear.pt"
 """Buffer, baseline and random states; the schedules follow from the step."""
@@ -23,8 +24,9 @@ def save(folder: Path, algorithm: Algorithm, rng: random.Random) -> None:
 def restore(folder: Path, algorithm: Algorithm, rng: random.Random) -> None:
     """Take it up again; a checkpoint without it is one of a run without self-imitation."""
     if not (folder / FILE).exists():
-        logging.getLogger(__name__).warning("%s has no %s: the replay buffer starts empty", folder, FILE)
+        logging.getLogger(__name__).warning("%r has no %s: the replay buffer starts empty", str(folder), FILE)
         return
-    state = torch.load(folder / FILE, weights_only=True)
-    algorithm.load_state_dict(state["algorithm"])
-    rng.setstate(state["rng"])
+    state = stored_state(folder / FILE)
+    with taking_up(folder / FILE):
+        algorithm.load_state_dict(state["algorithm"])
+        rng.setstate(state["rng"])

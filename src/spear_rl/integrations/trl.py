@@ -31,6 +31,7 @@ from spear_rl.algorithms.spear import PAPER_BONUS
 from spear_rl.errors import ConfigError, MissingExtraError, UserError
 from spear_rl.functional import LossInputs, Reduce
 from spear_rl.functional.schedules import Schedule, as_schedule
+from spear_rl.stored_state import stored_state, taking_up
 from spear_rl.types import Completion, Group, Metrics, Stop, Trajectory, Turn
 
 WRAPPED = ("_calculate_rewards", "_generate_and_score_completions", "_compute_loss", "_save_checkpoint")
@@ -315,8 +316,9 @@ class SpearGRPOTrainer(supported_trainer()):  # type: ignore[misc]
     def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if self.spear.imitation and checkpoint and (file := Path(checkpoint) / STATE_FILE).exists():
-            saved = torch.load(file, weights_only=True)
-            self.spear.load_state_dict(saved["spear"])
-            self._rng.setstate(saved["rng"])
+            saved = stored_state(file)
+            with taking_up(file):
+                self.spear.load_state_dict(saved["spear"])
+                self._rng.setstate(saved["rng"])
         elif self.spear.imitation and checkpoint:
-            logging.getLogger(__name__).warning("%s has no %s: the replay buffer starts empty", checkpoint, STATE_FILE)
+            logging.getLogger(__name__).warning("%r has no %s: the replay buffer starts empty", checkpoint, STATE_FILE)

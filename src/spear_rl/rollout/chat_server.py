@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import socket
 import ssl
 import time
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from urllib.request import Request
 
+from spear_rl.bounded_http import MAX_BODY, bounded_body, bounded_opener
 from spear_rl.errors import UserError
 
 _CHAT = "/chat/completions"
@@ -41,20 +45,13 @@ class _TemporaryError(Exception):
         self.wait, self.is_hopeless = wait, is_hopeless
 
 
-class _NoRedirects(HTTPRedirectHandler):
-    """A redirect would take the key to wherever the server says."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
 class ChatServer:
     """Asks a server, again if it is worth it; safe to use from many threads.
 
     Args:
         url: up to and including /v1; a query is sent along but never shown.
         api_key: sent as a bearer token and never shown; empty sends none.
-        timeout: seconds without a sign of life after which a request counts as lost.
+        timeout: seconds to wait for an answer, and for all of it to come.
         num_tries: of a request, with growing pauses between them.
     """
 
@@ -76,7 +73,7 @@ class ChatServer:
         if not (self._key.isascii() and self._key.isprintable()):
             raise EndpointError("the API key holds characters that no key has: check the variable it comes from")
         self._timeout, self._num_tries = timeout, num_tries
-        self._opener = build_opener(_NoRedirects)
+        self._opener = bounded_opener()
         self._has_answered = False
 
     def models(self) -> list[str]:
@@ -117,7 +114,7 @@ class ChatServer:
         asked = Request(f"{self.name}{path}{self._query}", data=content, headers=headers)
         try:
             with self._opener.open(asked, timeout=self._timeout) as response:
-                body: bytes = response.read()
+                body = bounded_body(response)
         except HTTPError as error:
             with error:
                 raise self._refusal(error) from None  # the request in its traceback carries the key
@@ -130,6 +127,8 @@ class ChatServer:
                 "is the server running there?",
                 is_hopeless=isinstance(reason, _HOPELESS),
             ) from None
+        if len(body) > MAX_BODY:
+            raise _TemporaryError(f"{self.name} answers with more than {MAX_BODY >> 20} MiB", is_hopeless=True)
         return self._understood(body, is_chat=path == _CHAT)
 
     def _understood(self, body: bytes, *, is_chat: bool) -> Any:
@@ -140,8 +139,8 @@ class ChatServer:
                 if content is not None and not isinstance(content, str):
                     raise TypeError("the content is no text")
             return answer
-        except (ValueError, LookupError, TypeError, AttributeError):
-            shown = self._shown(body.decode("utf-8", "replace"))
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            shown = self._shown(body[:4096].decode("utf-8", "replace"))
             raise _TemporaryError(
                 f"{self.name} does not answer as OpenAI's chat API does: it said {shown!r}", is_hopeless=True
             ) from None
@@ -176,7 +175,7 @@ class ChatServer:
                 words = [said.get(name) for name in ("message", "detail", "code", "type")]
                 said = "; ".join(str(word) for word in words if word not in (None, "", error.code))
             return self._shown(str(said)) or str(error.reason)
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             return self._shown(text) or str(error.reason)
 
     def _shown(self, text: str, length: int = 300) -> str:
@@ -186,8 +185,13 @@ class ChatServer:
 
 
 def _retry_after(error: HTTPError) -> float | None:
-    """The seconds that the server asks to wait, if it says so in seconds."""
+    """The seconds that the server asks to wait, which it may say as a date; None where it says nothing of use."""
+    asked = error.headers.get("Retry-After", "")
     try:
-        return max(float(error.headers.get("Retry-After", "")), 0.0)
+        seconds = float(asked)
     except ValueError:
-        return None
+        try:
+            seconds = (parsedate_to_datetime(asked).astimezone(UTC) - datetime.now(UTC)).total_seconds()
+        except (ValueError, TypeError, OverflowError):
+            return None
+    return None if math.isnan(seconds) else max(seconds, 0.0)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from spear_rl.escaping import one_line
 from spear_rl.rollout.env import Observation, StepResult, Task
 from spear_rl.rollout.generator import Generator, Lockstep, Stream, Streaming
 from spear_rl.rollout.layout import Layout, growing_chat
@@ -54,7 +55,8 @@ class _Episode:
         """Write down what the environment answered."""
         if isinstance(answer, Failure):
             self.error, self.stop = answer.error, Stop.FAILED
-            _log.warning("an episode of %s was left out: its environment kept failing: %r", self.task.id, answer.error)
+            reason = one_line(f"{self.task.id} was left out: its environment kept failing: {answer.error!r}")
+            _log.warning("an episode of %s", reason)
         elif isinstance(answer, StepResult):
             self._end_turn(answer)
         else:

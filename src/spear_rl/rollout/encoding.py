@@ -45,6 +45,8 @@ class Encoder:
             self._has_cuts = has_cuts(self._backend)
 
     def __call__(self, text: str) -> list[int]:
+        if not text.isascii():  # half a character, which JSON can spell, is nothing a tokenizer takes
+            text = text.encode("utf-8", "replace").decode()
         if not self._has_cuts:
             return self._encoded(text)
         ids: list[int] = []

@@ -10,6 +10,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
+from spear_rl.escaping import one_line
 from spear_rl.rollout.chat_server import ChatServer, EndpointError, OverlongError, UnansweredError
 from spear_rl.rollout.generator import Sampling, Stream, drained
 from spear_rl.rollout.messages import MessageRenderer
@@ -65,9 +66,10 @@ class ChatEndpoint:
         try:
             choice = self._choice(messages, key, number)
         except OverlongError as error:
-            _log.info("a conversation is too long for %s: %s", self._server.name, error)
+            _log.info("a conversation is too long for %s: %s", self._server.name, one_line(str(error)))
             return "", True
-        text = choice["message"].get("content") or ""
+        # JSON can spell half a character, which no file or pipe takes.
+        text = (choice["message"].get("content") or "").encode("utf-8", "replace").decode()
         text, has_stopped = with_stop(text, self._sampling.stop, choice)
         return text, choice.get("finish_reason") == "length" and not has_stopped
 

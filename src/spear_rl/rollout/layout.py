@@ -15,7 +15,7 @@ from spear_rl.types import ImagePrompt, Turn
 Layout = Callable[[Renderer, Task, Sequence[Observation], Sequence[Turn]], list[int]]
 """Task, all observations so far (one more than turns) and all turns so far in; the next prompt's token ids out."""
 
-_TAGS = re.compile(r"<think>.*?</think>|</?\w+>", re.DOTALL)
+_TAGS = re.compile(r"</?\w+>")
 
 Detail = Literal["full", "short"]
 """full: instructions and the list of possible actions are in the prompt; short: observations only, for tiny models."""
@@ -114,9 +114,21 @@ def _opened(task: Task, detail: Detail, content: str, images: tuple[bytes, ...] 
     return [{"role": "user", "content": f"{task.instructions}\n\n{content}"}]
 
 
+def without_thoughts(text: str) -> str:
+    """The text without its closed <think> blocks: what is thought is not said."""
+    kept, position = [], 0
+    while (start := text.find("<think>", position)) >= 0:
+        end = text.find("</think>", start)
+        if end < 0:
+            break
+        kept.append(text[position:start])
+        position = end + len("</think>")
+    return "".join([*kept, text[position:]])
+
+
 def _named(turn: Turn) -> str:
     """What the policy did, in its own words without the tags; a long answer is cut."""
-    return _TAGS.sub("", turn.text).strip()[:60] or "(nothing)"
+    return _TAGS.sub("", without_thoughts(turn.text)).strip()[:60] or "(nothing)"
 
 
 def _shown(observation: Observation, detail: Detail) -> str:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from spear_rl.escaping import visible
 from spear_rl.rollout.env import Task
 from spear_rl.rollout.pooled import PooledEpisode, PooledWorker
 from spear_rl.rollout.process import WorkerProcess
@@ -205,7 +206,7 @@ class Pool:
         culprit = worker.episodes.pop(number, None)
         what = f"{kind} of {culprit.record.task.id}" if culprit else kind
         error = EnvironmentFailedError(f"an environment worker {ended} during {what}{worker.process.tail()}")
-        _log.warning("%s", error)
+        _log.warning("%s", visible(str(error)))
         self.num_replaced += 1
         self._num_failed_starts += kind == "start"
         if self._num_failed_starts >= (MAX_KILLED_STARTS if "signal" in ended else MAX_STARTS):

@@ -10,10 +10,11 @@ import ast
 import json
 import re
 import time
-import urllib.error
 import urllib.request
+from http.client import HTTPException
 from typing import Any
 
+from spear_rl.bounded_http import bounded_opener
 from spear_rl.sandbox.limits import Limits
 from spear_rl.sandbox.result import Result
 from spear_rl.sandbox.unavailable import SandboxUnavailable
@@ -128,12 +129,12 @@ class FusionCells:
         )
         most = self._limits.file_bytes
         try:
-            with urllib.request.urlopen(request, timeout=seconds + GRACE_SECONDS) as response:
+            with bounded_opener().open(request, timeout=seconds + GRACE_SECONDS) as response:
                 payload = response.read(most + 1)
             if len(payload) > most:
                 raise SandboxUnavailable(f"SandboxFusion answered with more than {most} bytes")
             reply = json.loads(payload)
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, HTTPException, ValueError, RecursionError) as error:
             raise SandboxUnavailable(f"SandboxFusion at {self._url} does not answer as it should: {error}") from error
         if not isinstance(reply, dict):
             raise SandboxUnavailable("SandboxFusion answered with something else than a record")

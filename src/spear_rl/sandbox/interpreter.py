@@ -12,6 +12,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Protocol, Self
 
+from spear_rl.escaping import one_line
 from spear_rl.sandbox.episode import Episode
 from spear_rl.sandbox.forkserver import ForkServer, ServerGoneError
 from spear_rl.sandbox.isolation import ISOLATING, UNSAFE
@@ -139,7 +140,7 @@ class Interpreter:
         try:
             return Episode(server, self.limits, seed=seed)
         except ServerGoneError as error:
-            log.warning("the sandbox's server is gone (%s); starting another", error)
+            log.warning("the sandbox's server is gone (%s); starting another", one_line(str(error)))
         try:
             return Episode(self._running_server(instead_of=server), self.limits, seed=seed)
         except ServerGoneError as error:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from html import escape
+import html
 
 from spear_rl.envs.webshop.product import NO_LIMIT, Goal, Product
 from spear_rl.envs.webshop.score import Score
 from spear_rl.envs.webshop.session import BACK, BUY, NEXT, PREVIOUS, SUB_PAGES, Kind, Page
+from spear_rl.escaping import visible
 from spear_rl.shop.visits import Visit
 
 _TITLES = {
@@ -18,6 +19,11 @@ _TITLES = {
     Kind.REVIEWS: "Reviews",
     Kind.CLOSED: "Your score",
 }
+
+
+def escape(text: str) -> str:
+    """A text as part of a page, also within quotation marks: no HTML, no control or bidirectional character."""
+    return html.escape(visible(text))
 
 
 def document(visit: Visit) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pickle
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ import torch
 
 from spear_rl.errors import CheckpointError
 from spear_rl.files import flush, move_aside, remove_folder, writing
+from spear_rl.stored_state import stored_state
 
 STATE = "trainer_state.pt"
 MANIFEST = "checkpoint.json"
@@ -128,11 +128,14 @@ def checked_manifest(checkpoint: Path) -> dict[str, Any]:
             raise CheckpointError(
                 f"checkpoint {checkpoint} has format {version}; this version of spear_rl reads {FORMAT}, so update it"
             )
+        strange = [name for name in manifest["sha256"] if not (checkpoint / name).is_file() or Path(name).name != name]
+        if strange:
+            raise ValueError(f"its manifest names {strange[0]!r}, which is no file in it")
         damaged = [name for name, digest in manifest["sha256"].items() if _digest(checkpoint / name) != digest]
         if version > 1 and manifest.pop("self") != _self_digest(manifest):
             damaged.append(MANIFEST)
         int(manifest["step"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {checkpoint} is damaged ({error}); {advice}") from error
     if damaged:
         raise CheckpointError(f"checkpoint {checkpoint} is damaged: {', '.join(damaged)} changed on disk; {advice}")
@@ -146,11 +149,7 @@ def checked_step(checkpoint: Path) -> int:
 
 def load_state(checkpoint: Path) -> tuple[int, dict[str, Any]]:
     """The step and the trainer's state."""
-    step = checked_step(checkpoint)
-    try:
-        return step, torch.load(checkpoint / STATE, weights_only=True)
-    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        raise CheckpointError(f"checkpoint {checkpoint}: {STATE} does not load: {error}") from error
+    return checked_step(checkpoint), stored_state(checkpoint / STATE)
 
 
 def _manifest(checkpoint: Path) -> dict[str, Any]:

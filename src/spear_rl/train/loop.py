@@ -14,9 +14,10 @@ import torch
 from spear_rl.algorithms.base import Algorithm
 from spear_rl.engines.base import NonFiniteLossError
 from spear_rl.engines.hf import HFEngine
-from spear_rl.errors import CheckpointError, DiskError, ShortOfMemoryError, UserError
+from spear_rl.errors import DiskError, ShortOfMemoryError, UserError
 from spear_rl.rollout.env import Task
 from spear_rl.rows import flush_rows
+from spear_rl.stored_state import taking_up
 from spear_rl.train.callbacks import Callback, Event, write_trajectories
 from spear_rl.train.checkpoint import checkpoints, load_state, save_checkpoint
 from spear_rl.train.evaluate import Evaluation
@@ -179,20 +180,18 @@ class Trainer:
     def restore(self, checkpoint: Path) -> None:
         """Take up a checkpoint's state; its weights were loaded with the engine."""
         step, state = load_state(checkpoint)
-        try:
+        with taking_up(checkpoint):
             if (state["algorithm"]["imitation"] is None) != (self.algorithm.imitation is None):
                 raise ValueError("one has a replay buffer and the other has none")
-            self.engine.load_state_dict(state["engine"])
-            self.algorithm.load_state_dict(state["algorithm"])
-            version, internal, gauss = state["rng"]
-            self.rng.setstate((version, tuple(internal), gauss))
-            torch.set_rng_state(state["torch_rng"])
-            self.seconds = state["seconds"]
-            self.before = Evaluation(**state["before"]) if state["before"] else None
-            self.latest = Evaluation(**state["latest"]) if state["latest"] else None
-        except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            raise CheckpointError(
-                f"checkpoint {checkpoint} does not fit the settings or this machine: {reason}; nothing was written"
-            ) from error
+            self._take_up(state)
         self.step = step
+
+    def _take_up(self, state: dict[str, Any]) -> None:
+        self.engine.load_state_dict(state["engine"])
+        self.algorithm.load_state_dict(state["algorithm"])
+        version, internal, gauss = state["rng"]
+        self.rng.setstate((version, tuple(internal), gauss))
+        torch.set_rng_state(state["torch_rng"])
+        self.seconds = state["seconds"]
+        self.before = Evaluation(**state["before"]) if state["before"] else None
+        self.latest = Evaluation(**state["latest"]) if state["latest"] else None

@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from spear_rl.envs.household.pddl import TASK, task_sentence
+
 GAME_FILE = "game.tw-pddl"
 
 PUBLISHED_GRAMMARS = frozenset(
@@ -27,7 +29,6 @@ PUBLISHED_DOMAINS = frozenset(
 )
 """SHA-256 of ALFWorld's rules, likewise."""
 
-_TASK = re.compile(r"Your task is to: (.*?)\"")
 # The grammar's own syntax has no place in a sentence: what stands in braces there is evaluated by the stock engine.
 _SENTENCE = re.compile(r"[\w ,.;:!?'()/-]*", re.ASCII)
 
@@ -46,13 +47,12 @@ class GameFile(NamedTuple):
     @property
     def task(self) -> str:
         """The task as a sentence, or an empty one if the grammar states none."""
-        found = _TASK.search(self.grammar)
-        return found.group(1) if found else ""
+        return task_sentence(self.grammar)
 
     @property
     def is_published(self) -> bool:
         """Whether rules and wording are ALFWorld's own, so that the file can state nothing but a room and a task."""
-        skeleton = _TASK.sub('Your task is to: "', self.grammar, count=1)
+        skeleton = self.grammar.replace(f'{TASK}{self.task}"', f'{TASK}"', 1)
         return (
             _sha256(skeleton.encode()) in PUBLISHED_GRAMMARS
             and _sha256(self.domain.encode()) in PUBLISHED_DOMAINS

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from spear_rl.rollout.layout import without_thoughts
+
 MAX_BARE_LENGTH = 100
 """A text without tags is taken for a command only if it is one line of at most so many characters."""
 
@@ -23,7 +25,7 @@ def said_command(text: str) -> Said:
     "<think>hm</think><action>go to desk 1"                       -> unclosed_tag
     "I would rather not say.\\nSorry."                             -> no_action
     """
-    text = _without_thoughts(text.lower())
+    text = without_thoughts(text.lower())
     end = text.rfind("</action>")
     start = text.rfind("<action>", 0, end) if end >= 0 else -1
     if start >= 0:
@@ -36,16 +38,3 @@ def said_command(text: str) -> Said:
             return Said("", "no_action")
     command = " ".join(command.split())
     return Said(command) if command else Said("", "no_action")
-
-
-def _without_thoughts(text: str) -> str:
-    kept = []
-    position = 0
-    while True:
-        start = text.find("<think>", position)
-        end = text.find("</think>", start) if start >= 0 else -1
-        if end < 0:
-            kept.append(text[position:])
-            return "".join(kept)
-        kept.append(text[position:start])
-        position = end + len("</think>")

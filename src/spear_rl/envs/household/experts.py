@@ -13,7 +13,7 @@ from spear_rl.envs.household.sentences import stated_errand
 from spear_rl.envs.household.wording import NOTHING_HAPPENS
 from spear_rl.envs.household.world import World
 
-_ARRIVED = re.compile(r"You arrive at ([\w ]+)\.")
+_ARRIVED = re.compile(r"You arrive at ([\w ]{1,100})\.")
 
 Expert = Callable[[Game, int], list[str]]
 

@@ -8,7 +8,7 @@ from spear_rl.envs.household.problem import Fact, Formula, Problem, lisp, typed_
 
 _TOKEN = re.compile(r"[()]|[^\s()]+")
 _COMMENT = re.compile(r";[^\n]*")
-_TASK = re.compile(r"Your task is to: (.*?)\"")
+TASK = "Your task is to: "
 
 _DECLARED_ORDER = ("agent", "location", "receptacle", "object", "rtype", "otype")
 
@@ -29,8 +29,11 @@ def read_problem(text: str, task: str = "") -> Problem:
 
 def task_sentence(grammar: str) -> str:
     """The task sentence that a game's grammar prints, or an empty one if it has none."""
-    found = _TASK.search(grammar)
-    return found.group(1) if found else ""
+    for line in grammar.split("\n"):
+        sentence, is_closed, _ = line.partition(TASK)[2].partition('"')
+        if is_closed:
+            return sentence
+    return ""
 
 
 def write_problem(problem: Problem, name: str = "household") -> str:

@@ -10,10 +10,12 @@ from spear_rl.envs.household.rooms import THINGS, TREATMENTS
 from spear_rl.envs.household.sentences import TREATMENT, Errand, stated_errand
 
 _TASK = re.compile(r"Your task is to: (.*)")
-_CONTENTS = re.compile(r"(?:On the ([\w ]+)|The ([\w ]+) is open\. In it), you see (.*)\.$")
+# Names are bounded: a name that runs on over what follows would be tried from every place in it.
+_NAME = r"([\w ]{1,100})"
+_CONTENTS = re.compile(rf"(?:On the {_NAME}|The {_NAME} is open\. In it), you see ")
 _THING = re.compile(r"\ba (\w+ \d+)")
-_PICKED_UP = re.compile(r"You pick up the ([\w ]+) from the ")
-_PUT_DOWN = re.compile(r"You move the ([\w ]+) to the ([\w ]+)\.")
+_PICKED_UP = re.compile(rf"You pick up the {_NAME} from the ")
+_PUT_DOWN = re.compile(rf"You move the {_NAME} to the {_NAME}\.")
 _TREATED = re.compile(r"You (?:clean|heat|cool) the ")
 
 
@@ -62,11 +64,12 @@ class Searcher:
         return sorted(self._receptacles, key=lambda receptacle: (surprises[receptacle], receptacle))
 
     def _learn(self, observation: str) -> None:
-        contents = _CONTENTS.search(observation)
+        last = observation.rstrip("\n").rpartition("\n")[2]
+        contents = _CONTENTS.search(last) if last.endswith(".") else None
         if contents:
             receptacle = contents.group(1) or contents.group(2)
             self._inspected.add(receptacle)
-            self._seen.update(dict.fromkeys(_THING.findall(contents.group(3)), receptacle))
+            self._seen.update(dict.fromkeys(_THING.findall(last, contents.end()), receptacle))
         picked, put = _PICKED_UP.match(observation), _PUT_DOWN.match(observation)
         if picked:
             self._held = picked.group(1)

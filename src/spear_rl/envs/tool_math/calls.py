@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spear_rl.rollout.env import INADMISSIBLE
+from spear_rl.rollout.layout import without_thoughts as without_thoughts
 
 TOOL = "code_interpreter"
 SCHEMA: dict[str, Any] = {
@@ -25,7 +26,6 @@ SCHEMA: dict[str, Any] = {
 }
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_THOUGHT_START, _THOUGHT_END = "<think>", "</think>"
 _json = json.JSONDecoder(strict=False)  # policies break lines inside of strings
 _SPACE = re.compile(r"\s*")
 
@@ -61,18 +61,6 @@ def tool_calls(text: str, *, at_most: int = 64) -> list[Call]:
 def call_text(code: str) -> str:
     """How a policy calls the tool."""
     return f"{_OPEN}{json.dumps({'name': TOOL, 'arguments': {'code': code}}, separators=(',', ':'))}{_CLOSE}"
-
-
-def without_thoughts(text: str) -> str:
-    """The text without its closed <think> blocks: what is thought is not said."""
-    kept, position = [], 0
-    while (start := text.find(_THOUGHT_START, position)) >= 0:
-        end = text.find(_THOUGHT_END, start)
-        if end < 0:
-            break
-        kept.append(text[position:start])
-        position = end + len(_THOUGHT_END)
-    return "".join([*kept, text[position:]])
 
 
 def _call_at(text: str, start: int) -> tuple[Call, int]:

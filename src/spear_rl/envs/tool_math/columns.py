@@ -20,8 +20,9 @@ FAMILY_COLUMNS = ("subject", "type", "category")
 """In the order in which they are looked for; a dot leads into a nested object."""
 
 # DAPO's own files put these around every problem, and ask for another answer format than ours.
-_DAPO_BEFORE = re.compile(r"\s*Solve the following math problem step by step\..*?\n\s*\n", re.DOTALL)
-_DAPO_AFTER = re.compile(r"\n\s*Remember to put your answer on its own line.*\Z", re.DOTALL)
+_DAPO_BEFORE = "Solve the following math problem step by step."
+_DAPO_AFTER = "Remember to put your answer on its own line"
+_BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
 
 
 def problems_in(rows: Sequence[Row], *, place: str, problem: str = "", answer: str = "") -> tuple[list[Problem], int]:
@@ -84,7 +85,23 @@ def _question(value: Any) -> str:
         value = said[-1] if said else ""
     if not isinstance(value, str):
         return ""
-    return _DAPO_AFTER.sub("", _DAPO_BEFORE.sub("", value, count=1)).strip()
+    return _without_frame(value)
+
+
+def _without_frame(text: str) -> str:
+    """The problem without what DAPO's files put before it, up to a blank line, and after it.
+
+    Only whole passes over the text: it may be hostile, and a pattern that begins with blanks tries each of them.
+    """
+    start = text.find(_DAPO_BEFORE)
+    if start >= 0 and (blank := _BLANK_LINE.search(text, start)):
+        text = text[:start].rstrip() + text[blank.end() :]
+    lines = text.split("\n")
+    for number, line in enumerate(lines[1:], 1):
+        if line.lstrip().startswith(_DAPO_AFTER):
+            lines = lines[:number]
+            break
+    return "\n".join(lines).strip()
 
 
 def _answer(value: Any) -> str:

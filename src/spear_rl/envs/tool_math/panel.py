@@ -15,6 +15,7 @@ from spear_rl.envs.tool_math.generated import LEVELS, generated_panel
 from spear_rl.envs.tool_math.problem import Problem, held_out
 from spear_rl.envs.tool_math.rows import HUGGING_FACE, rows_in
 from spear_rl.errors import OptionError
+from spear_rl.escaping import one_line
 
 _log = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ def _loaded(place: str, split: str, problem: str, answer: str, stamp: int) -> tu
     kept, num_disputed = distinct(found)
     if num_empty or num_disputed:
         _log.warning("%s: left out %d rows without question or answer and %d problems whose copies have different "
-                     "answers", place, num_empty, num_disputed)  # fmt: skip
+                     "answers", one_line(place), num_empty, num_disputed)  # fmt: skip
     return tuple(kept)
 
 

@@ -39,7 +39,7 @@ def _json_lines(path: Path) -> Iterator[Row]:
             if line.strip():
                 try:
                     row = json.loads(line)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     raise ValueError(f"{path}, line {number}: not valid JSON: {error}") from error
                 yield _row(row, f"{path}, line {number}")
 
@@ -47,7 +47,7 @@ def _json_lines(path: Path) -> Iterator[Row]:
 def _json(path: Path) -> list[Row]:
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(table, list):
         raise ValueError(f"{path}: a list of problems was expected; one object a line belongs into a .jsonl file")
@@ -67,6 +67,9 @@ def _parquet(path: Path) -> list[Row]:
         raise MissingExtraError(
             f"{path.name} is a parquet file, which needs pyarrow: pip install pyarrow, or 'spear-rl[math]'"
         ) from error
+    version = str(import_module("pyarrow").__version__)
+    if [int(part) for part in version.split(".")[:3] if part.isdecimal()] < [14, 0, 1]:
+        raise MissingExtraError(f"pyarrow {version} runs code that a file may hold: pip install 'pyarrow>=14.0.1'")
     try:
         rows: list[Row] = parquet.read_table(path).to_pylist()
     except Exception as error:  # pyarrow has a dozen of its own

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import pickle
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
@@ -12,6 +11,8 @@ from uuid import uuid4
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 
+from spear_rl.escaping import one_line
+from spear_rl.integrations.episodes import packed
 from spear_rl.integrations.verl.launch import config_of
 from spear_rl.integrations.verl.rows import fields_of
 from spear_rl.playing import tasks_of
@@ -69,7 +70,7 @@ class EnvironmentLoop(AgentLoopBase):  # type: ignore[misc]
         except RuntimeError as error:
             if error.__cause__ is None:
                 raise
-            logging.getLogger(__name__).warning("an episode was left out of its group: %s", error)
+            logging.getLogger(__name__).warning("an episode was left out of its group: %s", one_line(str(error)))
             return []
         return outputs_of(group.trajectories[0], tasks[number], server.about)
 
@@ -77,7 +78,7 @@ class EnvironmentLoop(AgentLoopBase):  # type: ignore[misc]
 def outputs_of(trajectory: Trajectory, task: Task, about: dict[str, Any]) -> list[Any]:
     """verl's outputs of one episode; the first carries the episode itself for the trainer."""
     told = about | {"reward_extra_info": {"acc": float(trajectory.success)}}
-    first = pickle.dumps((task.id, task.family, trajectory))
+    first = packed(task.id, task.family, trajectory)
     batch = collate([trajectory], [[0.0] * len(trajectory.turns)], pad_id=0)
     return [
         AgentLoopOutput(

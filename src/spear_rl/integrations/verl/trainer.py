@@ -1,7 +1,6 @@
 """verl's trainer mode `spear`: its synchronous trainer, with the core's training step around its actor update."""
 
 import math
-import pickle
 import random
 from collections.abc import Sequence
 from functools import partial
@@ -80,7 +79,7 @@ class SpearTrainer(PPOTrainerSync):  # type: ignore[misc]
             if not tag.get("is_padding", False):
                 group, session, number = key.rsplit("_", 2)
                 *tokens, scores, weights = [*fields, None][:6]
-                ours = pickle.loads(told["spear"]) if told.get("spear") else None
+                ours = episodes.unpacked(told["spear"]) if told.get("spear") else None
                 rest: dict[str, Any] = {"reward": sum(scores), "weights": weights, "episode": ours}
                 played.append(episodes.Row(group, int(session), int(number), *tokens, **rest))
         text = partial(self.tokenizer.decode, skip_special_tokens=True)

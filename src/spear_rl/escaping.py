@@ -1,0 +1,52 @@
+"""Untrusted text made fit to be shown: what would steer a terminal or hide in a page becomes visible escapes.
+
+Episodes, tool output, task texts, file names and servers' answers hold whatever a policy or a stranger wrote. Files
+keep the exact text; only what is printed or shown goes through here. Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from functools import lru_cache
+
+_UNUSUAL = re.compile(r"[^\n -~]")
+_INVISIBLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+"""Blank or zero-width, though Unicode counts them as letters and marks."""
+_MARKDOWN = re.compile(r"[\\`*_\[\]<>|&~$]")
+
+
+def visible(text: str) -> str:
+    r"""The text with everything that has no shape of its own written out; newlines stay, a tab is four spaces.
+
+    Written out are control characters, bidirectional and other format characters, line separators, halves of
+    characters, private and unassigned ones: "\x1b[31mred\u202e" -> r"\x1b[31mred\u202e". Twice changes nothing more.
+    """
+    return _UNUSUAL.sub(lambda found: _shown(found[0]), text.replace("\r\n", "\n"))
+
+
+def indented(text: str, by: str = "    ") -> str:
+    """The same with every line but the first set in, so that no line of it passes for one of ours."""
+    return visible(text).replace("\n", f"\n{by}")
+
+
+def one_line(text: str) -> str:
+    r"""The same on one line: a newline becomes \n."""
+    return visible(text).replace("\n", r"\n")
+
+
+def markdown(text: str) -> str:
+    """One line of text that Markdown shows as it is: no table cell, link, picture or HTML begins in it."""
+    return _MARKDOWN.sub(r"\\\g<0>", one_line(text))
+
+
+@lru_cache(maxsize=4096)
+def _shown(character: str) -> str:
+    if character == "\t":
+        return "    "
+    is_plain = character.isprintable() or unicodedata.category(character) == "Zs"
+    if is_plain and not _INVISIBLE.match(character):
+        return character
+    return character.encode("unicode_escape").decode("ascii")

@@ -1,0 +1,39 @@
+"""A trainer's state read back from a file: tensors, numbers, texts and lists of them. Nothing in it is ever run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spear_rl.errors import CheckpointError
+
+
+def stored_state(path: Path) -> dict[str, Any]:
+    """What `torch.save` wrote; CheckpointError for anything that holds more than plain values, or is damaged."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # pickle, zip and tensors each have errors of their own
+        raise CheckpointError(
+            f"{path} is not loaded: it is damaged or holds more than plain values, which could run code "
+            f"({type(error).__name__}); take another checkpoint"
+        ) from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path} holds no state of a trainer; take another checkpoint")
+    return state
+
+
+@contextmanager
+def taking_up(path: Path) -> Iterator[None]:
+    """Whatever goes wrong in here with a state's content is the fault of the file."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{path} does not fit this run ({type(error).__name__}: {error}); take another checkpoint"
+        ) from error
