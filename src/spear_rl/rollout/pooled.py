@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from spear_rl.rollout.env import Observation, StepResult
 from spear_rl.rollout.process import WorkerProcess
 from spear_rl.rollout.runner import Record
-from spear_rl.rollout.wire import READY, Kind
+from spear_rl.rollout.wire import READY, GarbledError, Kind
 
 
 @dataclass(eq=False)
@@ -37,8 +38,7 @@ class PooledWorker:
     def ask(self, kind: Kind, number: int, content: object) -> None:
         """Put a question; it goes out with the next `flush`."""
         self._is_waiting |= not self.asked
-        if kind != "close":
-            self.asked.append((number, kind))
+        self.asked.append((number, kind))
         self.process.put((kind, number, content))
 
     def flush(self) -> None:
@@ -48,10 +48,15 @@ class PooledWorker:
             self._is_waiting = self.process.has_unsent
 
     def received(self) -> tuple[list[tuple[str, int, Any]], bool]:
-        """((kind, number, answer) of the questions answered since, whether the worker is still alive)."""
+        """((kind, number, answer) of the questions answered since, whether the worker is still alive).
+
+        Raises GarbledError if something else was answered than was asked.
+        """
         answers, is_alive = self.process.received()
         if answers:
             self._since = time.monotonic()
+        if [number for number, _ in answers] != [number for number, _ in islice(self.asked, len(answers))]:
+            raise GarbledError
         return [(self.asked.popleft()[1], number, answer) for number, answer in answers], is_alive
 
 
@@ -81,7 +86,8 @@ class PooledEpisode:
         self.leave()
         self.worker, self.number, self.num_heard = worker, number, 0
         worker.episodes[number] = self
-        worker.ask("open", number, self.make_env)
+        worker.ask("load", number, self.make_env)
+        worker.ask("open", number, None)
         for action in self.record.actions:
             worker.ask("step", number, action)
 

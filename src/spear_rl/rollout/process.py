@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from spear_rl.rollout.contract import one_line
 from spear_rl.rollout.wire import EnvironmentFailedError, Question, answer_in, frames, question_frame
 
 HOME = Path(__file__).parent.parent
@@ -102,7 +103,7 @@ class WorkerProcess:
         return len(self._unsent) < num_bytes
 
     def received(self) -> tuple[list[tuple[int, Any]], bool]:
-        """(the answers that have arrived, whether it is still alive)."""
+        """(the answers that have arrived, whether it is still alive); GarbledError if anything else has."""
         is_alive = self._process.poll() is None
         with suppress(BlockingIOError):
             while chunk := os.read(self.output, 1 << 20):
@@ -114,8 +115,11 @@ class WorkerProcess:
     def tail(self) -> str:
         """The end of what it printed."""
         size = os.fstat(self._log.fileno()).st_size
-        text = os.pread(self._log.fileno(), TAIL_BYTES, max(size - TAIL_BYTES, 0)).decode("utf-8", "replace").strip()
-        return f"; its output ended with:\n{text}" if text else ""
+        return os.pread(self._log.fileno(), TAIL_BYTES, max(size - TAIL_BYTES, 0)).decode("utf-8", "replace").strip()
+
+    def last_words(self) -> str:
+        """The last line of what it printed, for a sentence."""
+        return "".join(f"; it printed last: {one_line(line, 300)}" for line in self.tail().splitlines()[-1:])
 
     def kill(self, *, patience: float = 0.0) -> str:
         """End it and all it started, after `patience` seconds; how it ended by itself, in words."""
