@@ -106,9 +106,10 @@ def collect_groups(
 
     An episode whose environment raises is set up again and replayed once; if it raises again it is left out of its
     group and counted there; it is an EpisodesFailedError if none is left. An environment that returns what its protocol
-    does not allow is a ContractError at once. `max_context` ends an episode whose next prompt would be longer. A completion that hit
-    its token limit does not end its episode: that would let a policy escape the rest of it, penalties included, by
-    babbling.
+    does not allow is a ContractError at once.
+
+    `max_context` ends an episode whose next prompt would be longer. A completion that hit its token limit does not end
+    its episode: that would let a policy escape the rest of it, penalties included, by babbling.
 
     A generator that can stream goes on writing while environments answer. One that cannot is given all living episodes
     together, in their order, once the last environment has answered.

@@ -1,6 +1,6 @@
 """What an environment may return, checked in one place: in the trainer, in workers and by `spear check-env` alike.
 
-Benign differences are converted (numpy's and torch's scalars, lists for tuples); anything else is a ContractError, which
+Benign differences are converted (numpy's and torch's scalars, lists for tuples); anything else is a ContractError and
 ends the run: it would fail every time, or be silently wrong. What an environment raises is another matter (`runner`).
 """
 
@@ -96,20 +96,7 @@ def checked_observation(seen: object, where: Callable[[], str]) -> Observation:
 
 def checked_result(result: object, where: Callable[[], str]) -> StepResult:
     """`result` as a plain StepResult; `where` says who returned it."""
-    if (
-        type(result) is StepResult
-        and type(result.observation) is Observation
-        and _is_plain(result.observation)
-        and type(result.reward) is float
-        and -MAX_NUMBER <= result.reward <= MAX_NUMBER
-        and type(result.done) is bool
-        and type(result.used_tool) is bool
-        and type(result.invalid) is str
-        and _is_clean(result.invalid)
-        and (result.success is None or type(result.success) is bool)
-        and type(result.metrics) is dict
-        and not result.metrics
-    ):
+    if type(result) is StepResult and _is_plain_result(result):
         return result
     if not isinstance(result, StepResult):
         raise ContractError(f"{where()} returned {shown(result)}, not a StepResult{_hint(result)}")
@@ -135,8 +122,28 @@ def checked_actions(actions: object, where: Callable[[], str]) -> list[str]:
         raise ContractError(f"{where()} returned {shown(actions)}, not a list of texts") from error
 
 
+def _is_plain_result(result: StepResult) -> bool:
+    """Whether a StepResult is as its types say, so that nothing has to be converted; this is the common case."""
+    try:
+        return (
+            type(result.observation) is Observation
+            and _is_plain(result.observation)
+            and type(result.reward) is float
+            and -MAX_NUMBER <= result.reward <= MAX_NUMBER
+            and type(result.done) is bool
+            and type(result.used_tool) is bool
+            and type(result.invalid) is str
+            and _is_clean(result.invalid)
+            and (result.success is None or type(result.success) is bool)
+            and type(result.metrics) is dict
+            and not result.metrics
+        )
+    except AttributeError:  # one that was never set; the long way says which
+        return False
+
+
 def _is_plain(seen: Observation) -> bool:
-    """Whether an Observation is as its types say, so that nothing has to be converted; this is the common case."""
+    """The same of an Observation."""
     try:
         text, choices = seen.text, seen.choices
         return (
@@ -149,7 +156,7 @@ def _is_plain(seen: Observation) -> bool:
             and type(seen.images) is tuple
             and not seen.images
         )
-    except Exception:  # an attribute that was never set; the long way says which
+    except AttributeError:
         return False
 
 

@@ -36,7 +36,7 @@ MAX_LOST_TASKS = 3
 RESETS_PER_STEP = 5.0
 """Making and resetting an environment may take so many times as long as a step."""
 MIN_START_SECONDS = 120.0
-"""What starting a worker and importing an environment's modules there may take at least: no doing of the environment."""
+"""What starting a worker, and importing an environment's modules there, may take at least."""
 _NOTICE = 0.5
 """Seconds between looks for workers that hang, or ended without their pipe ending."""
 

@@ -1,4 +1,4 @@
-"""Tasks by name, `package.module:function`, and what such a function returns. Says clearly what is wrong with either."""
+"""Tasks by name, `package.module:function`, and what such a function returns. Says what is wrong with either."""
 
 from __future__ import annotations
 

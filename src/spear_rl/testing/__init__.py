@@ -12,11 +12,12 @@ from spear_rl.rollout.contract import ContractError, checked_task, in_words
 from spear_rl.rollout.env import Task, TasksFn
 from spear_rl.rollout.runner import same_folder
 from spear_rl.rollout.source import loaded_tasks, panel_of
-from spear_rl.testing.faults import expert_faults, survival_faults, task_faults, worker_faults
+from spear_rl.testing.faults import deadly_fault, expert_faults, task_faults, worker_faults
 from spear_rl.testing.play import STRANGE, Timing
 
 __all__ = ["STRANGE", "Timing", "check_environment", "check_panels", "check_tasks", "loaded_tasks"]
 
+MAX_TURNS = 20
 MAX_STEP_MS = 250.0
 MAX_RESET_MS = 5000.0
 SPLITS = ("train", "validation", "test")
@@ -40,6 +41,9 @@ def check_tasks(
             raise
         except BaseException:  # check_panels has said so
             continue
+        if deadly := deadly_fault(panel[:num_tasks], MAX_TURNS):
+            faults.append(deadly)
+            break  # the others may be just as deadly
         if len(panel):
             faults += check_environment(panel, num_tasks=num_tasks, in_worker=True, timing=timing)
     return list(dict.fromkeys(faults))
@@ -49,7 +53,7 @@ def check_environment(
     tasks: Sequence[Task],
     *,
     num_tasks: int = 5,
-    max_turns: int = 20,
+    max_turns: int = MAX_TURNS,
     in_worker: bool = False,
     timing: Timing | None = None,
 ) -> list[str]:
@@ -71,8 +75,7 @@ def check_environment(
     tried = tasks[:num_tasks]
     with same_folder():
         for task in tried:
-            deadly = list(survival_faults(task, max_turns)) if in_worker else []
-            for fault in deadly or task_faults(task, max_turns, timing):
+            for fault in task_faults(task, max_turns, timing):
                 found.setdefault(fault, []).append(task.id)
     faults += [f"{names[0]}{_and_more(names)}: {fault}" for fault, names in found.items()]
     if not found:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator, Sequence
 
+from spear_rl.errors import UserError
 from spear_rl.rollout.contract import in_words
 from spear_rl.rollout.env import Observation, StepResult, Task
 from spear_rl.rollout.pool import Pool
@@ -139,12 +140,17 @@ def expert_faults(tasks: Sequence[Task], *, num_seeds: int = 3) -> Iterator[str]
         yield f"none of {len(outcomes)} demonstrations solved its task"
 
 
-def survival_faults(task: Task, max_turns: int) -> Iterator[str]:
-    """What would end this process, or keep it for ever, is tried in another one first."""
+def deadly_fault(tasks: Sequence[Task], max_turns: int) -> str:
+    """What would end this process or keep it for ever, tried in another one; empty if there is no such thing."""
     with Pool(num_workers=1, step_timeout=STEP_SECONDS) as pool:
-        for answer in _in_worker(pool, task, STRANGE[:max_turns]):
-            if isinstance(answer, Failure) and pool.num_replaced:
-                yield in_words(answer.error)
+        for task in tasks:
+            try:
+                *_, last = _in_worker(pool, task, STRANGE[:max_turns])
+            except UserError:  # it returned something wrong, as other checks will say
+                continue
+            if isinstance(last, Failure) and pool.num_replaced:
+                return f"{task.id}: {in_words(last.error)}"
+    return ""
 
 
 def worker_faults(tasks: Sequence[Task], max_turns: int) -> Iterator[str]:
@@ -164,10 +170,12 @@ def worker_faults(tasks: Sequence[Task], max_turns: int) -> Iterator[str]:
 def _in_worker(pool: Pool, task: Task, actions: Sequence[str]) -> Iterator[Answer]:
     """All answers of an episode in a worker, as far as it goes."""
     pool.open(0, task)
-    for action in (*actions, None):
-        [(_, answer)] = pool.answers(1)
-        yield answer
-        if action is None or isinstance(answer, Failure) or (isinstance(answer, StepResult) and answer.done):
-            break
-        pool.step(0, action)
-    pool.close(0)
+    try:
+        for action in (*actions, None):
+            [(_, answer)] = pool.answers(1)
+            yield answer
+            if action is None or isinstance(answer, Failure) or (isinstance(answer, StepResult) and answer.done):
+                break
+            pool.step(0, action)
+    finally:
+        pool.close(0)
