@@ -81,14 +81,14 @@ class Text(str):
     __slots__ = ()
 
 
-class Unspeakable(Exception):
+class UnspeakableError(Exception):
     def __str__(self) -> str:
         raise ValueError("no words")
 
     __repr__ = __str__
 
 
-class Unpicklable(Exception):
+class UnpicklableError(Exception):
     def __reduce__(self) -> Any:
         raise TypeError("stay here")
 
@@ -283,8 +283,8 @@ DEEDS: dict[str, Callable[[], Any]] = {
     "memory": lambda: _raise(MemoryError()),
     "recursion": _recurse,
     "stop_iteration": lambda: _raise(StopIteration(3)),
-    "unspeakable": lambda: _raise(Unspeakable()),
-    "unpicklable": lambda: _raise(Unpicklable("x")),
+    "unspeakable": lambda: _raise(UnspeakableError()),
+    "unpicklable": lambda: _raise(UnpicklableError("x")),
     "long": lambda: _raise(OSError("long\n" * 20_000_000)),
     "os_exit": lambda: os._exit(0),
     "abort": os.abort,

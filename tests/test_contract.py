@@ -19,7 +19,6 @@ from spear_rl.errors import UserError
 from spear_rl.rollout import ChatRenderer, InProcess, Observation, StepResult, Task, collect_groups, growing_chat
 from spear_rl.rollout.collect import EpisodesFailedError
 from spear_rl.rollout.contract import ContractError, checked_result, in_words, one_line
-from spear_rl.rollout.env import Environment
 from spear_rl.rollout.pool import Pool
 from spear_rl.rollout.runner import demonstrated
 from spear_rl.rollout.source import panel_of
@@ -203,7 +202,9 @@ def test_an_environment_in_this_process_cannot_move_the_trainer_to_another_folde
     assert os.getcwd() == here
 
 
-@pytest.mark.parametrize("panel", [name for name in hostile.PANELS if name not in ("empty", "raising", "key_error", "exit")])
+@pytest.mark.parametrize(
+    "panel", [name for name in hostile.PANELS if name not in ("empty", "raising", "key_error", "exit")]
+)
 def test_a_panel_that_is_none_is_named(panel):
     with pytest.raises(ContractError) as error:
         list(panel_of(hostile.tasks, "train", panel=panel))
@@ -231,7 +232,7 @@ VALUES = st.one_of(
 
 
 @settings(max_examples=300, deadline=None)
-@given(fields=st.fixed_dictionaries({}, optional={name: VALUES for name in StepResult.__dataclass_fields__}))
+@given(fields=st.fixed_dictionaries({}, optional=dict.fromkeys(StepResult.__dataclass_fields__, VALUES)))
 def test_any_values_come_out_as_their_types_say_or_not_at_all(fields):
     result = StepResult(**{"observation": hostile.SEEN, **fields})
     try:
@@ -356,7 +357,9 @@ def test_the_check_for_authors_survives_every_panel(spear, panel):
 
 
 @pytest.mark.usefixtures("_importable")
-@pytest.mark.parametrize(("kind", "words"), {"step:segfault": "died of signal 11", "step:os_exit": "ended with"}.items())
+@pytest.mark.parametrize(
+    ("kind", "words"), {"step:segfault": "died of signal 11", "step:os_exit": "ended with"}.items()
+)
 def test_the_check_for_authors_survives_what_would_end_it(spear, kind, words):
     code, text = spear("check-env", "hostile_games:tasks", f"kind={kind}")
     assert (code, words in text) == (1, True), text

@@ -12,7 +12,7 @@ from spear_rl.config import Config
 from spear_rl.envs import ENVIRONMENTS
 from spear_rl.errors import ConfigError, UserError
 from spear_rl.rollout.collect import collect_groups, demonstration, report_failures
-from spear_rl.rollout.contract import ContractError, in_words
+from spear_rl.rollout.contract import ContractError, one_line, with_place
 from spear_rl.rollout.elsewhere import tasks_elsewhere
 from spear_rl.rollout.env import StepResult, Task, TasksFn
 from spear_rl.rollout.generator import Generator, Sampling
@@ -42,10 +42,10 @@ def tasks_of(config: Config, split: str, *, count: int | None = None) -> Sequenc
         raise
     except BaseException as error:  # also SystemExit, which would end the run as if all were well
         if split not in SPLITS and isinstance(error, (ValueError, TypeError, LookupError)):
-            raise ConfigError(f"--split cannot be {split!r} with {name}: {in_words(error)}") from error
+            raise ConfigError(f"--split cannot be {split!r} with {name}: {one_line(str(error), 500)}") from error
         if options and isinstance(error, (ValueError, TypeError)):
-            raise ConfigError(f"task.options: {in_words(error)}") from error
-        raise ConfigError(f"task.env: tasks({split!r}) of {name} raised {in_words(error)}") from error
+            raise ConfigError(f"task.options: {one_line(str(error), 500)}") from error
+        raise ConfigError(f"task.env: tasks({split!r}) of {name} raised {with_place(error)}") from error
     if not len(panel):
         setting = "task.options leave" if options else "task.env: there is"
         raise ConfigError(f"{setting} no task in the {split} panel of {name}{': widen them' if options else ''}")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from spear_rl.errors import UserError
-from spear_rl.rollout.contract import in_words, one_line
+from spear_rl.rollout.contract import in_words, one_line, with_place
 from spear_rl.rollout.env import Observation, StepResult, Task
 from spear_rl.rollout.generator import Generator, Lockstep, Stream, Streaming
 from spear_rl.rollout.layout import Layout, growing_chat
@@ -158,7 +158,7 @@ def report_failures(episodes: Sequence[tuple[Task, BaseException | None]]) -> No
     if not failed:
         return
     task, error = failed[-1]
-    last = f"the last, of {one_line(task.id, 200)}, with: {in_words(error)}"
+    last = f"the last, of {one_line(task.id, 200)}, with: {with_place(error)}"
     if len(failed) == len(episodes):
         raise EpisodesFailedError(f"all {len(failed)} episodes failed in their environments, {last}") from error
     _log.warning("%d of %d episodes failed and were left out, %s", len(failed), len(episodes), last)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import reprlib
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from inspect import iscoroutine
@@ -20,7 +21,7 @@ from spear_rl.types import Metrics
 MAX_NUMBER = 1e15
 """Of a reward or measure: larger ones overflow in the 32-bit floats of a training."""
 MAX_TEXT = 10_000_000
-"""Characters of an observation's text, and of all its choices together."""
+"""Characters of an observation's text, and of all its choices together; bytes of all its pictures."""
 RESERVED = frozenset(
     {"success", "low", "high", "reward", "turns", "invalid_turns", "episodes", "failed_episodes", "tokens", "bonus"}
     | {"sampler_gap", "by_family", "solved", "stops", "metrics", "counts"}
@@ -60,6 +61,12 @@ def in_words(error: BaseException) -> str:
     if isinstance(error, UserError):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def with_place(error: BaseException) -> str:
+    """The same and where it was raised, for the author of an environment; a user's mistake has no such place."""
+    last = [] if isinstance(error, UserError) else traceback.extract_tb(error.__traceback__)[-1:]
+    return in_words(error) + "".join(f" (in {frame.name}, {frame.filename}:{frame.lineno})" for frame in last)
 
 
 def begun(env: Any) -> Observation:
@@ -229,6 +236,8 @@ def _texts(value: Any) -> tuple[str, ...]:
 def _images(value: Any) -> tuple[bytes, ...]:
     if not all(isinstance(image, bytes) and image.startswith(_PNG) for image in _listed(value)):
         raise TypeError
+    if sum(map(len, value)) > MAX_TEXT:
+        raise _UnusableError(f"have more than {MAX_TEXT:,} bytes together")
     return tuple(value)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from spear_rl.rollout.contract import one_line
-from spear_rl.rollout.wire import EnvironmentFailedError, Question, answer_in, frames, question_frame
+from spear_rl.rollout.wire import MAX_FRAME, EnvironmentFailedError, Question, answer_in, frames, question_frame
 
 HOME = Path(__file__).parent.parent
 PIPE_BYTES = 1 << 20
@@ -106,9 +106,12 @@ class WorkerProcess:
         """(the answers that have arrived, whether it is still alive); GarbledError if anything else has."""
         is_alive = self._process.poll() is None
         with suppress(BlockingIOError):
-            while chunk := os.read(self.output, 1 << 20):
+            while len(self._received) <= MAX_FRAME:  # who floods the pipe is found out, not waited for
+                chunk = os.read(self.output, 1 << 20)
+                if not chunk:
+                    is_alive = False
+                    break
                 self._received += chunk
-            is_alive = False
         self._bound_log()
         return [answer_in(frame) for frame in frames(self._received)], is_alive
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from spear_rl.errors import UserError
-from spear_rl.rollout.contract import ContractError, acted, begun, checked_actions, closed, in_words
+from spear_rl.rollout.contract import ContractError, acted, begun, checked_actions, closed, with_place
 from spear_rl.rollout.env import Environment, Observation, StepResult, Task
 
 
@@ -62,7 +62,7 @@ def demonstrated(task: Task, seed: int, envs: EnvRunner) -> list[str]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise UserError(f"demonstrate of {task.id} raised {in_words(error)}") from error
+        raise UserError(f"demonstrate of {task.id} raised {with_place(error)}") from error
     try:
         return checked_actions(actions, lambda: f"demonstrate({seed})")
     except ContractError as error:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import pickle
 import struct
-import traceback
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
 from json import dumps, loads  # by name: an environment may put others into the module
 from typing import Any, Literal
 
 from spear_rl.errors import UserError
-from spear_rl.rollout.contract import ContractError, in_words
+from spear_rl.rollout.contract import ContractError, with_place
 from spear_rl.rollout.env import Observation, StepResult
 
 Kind = Literal["load", "open", "step", "call", "close"]
@@ -31,7 +30,7 @@ close  None                   -> None
 READY = -1
 """The number of the one answer that nobody asked for: the worker is up."""
 
-MAX_FRAME = 1 << 28
+MAX_FRAME = 1 << 29
 """Bytes; nobody who keeps to the protocol sends more."""
 
 _LENGTH = struct.Struct(">Q")
@@ -75,7 +74,7 @@ def answer_frame(number: int, answer: object) -> bytes:
     elif isinstance(answer, ContractError):
         entry = ["violation", answer.what, answer.task_id]
     elif isinstance(answer, BaseException):
-        entry = ["error", in_words(answer) + ("" if isinstance(answer, UserError) else _place(answer))]
+        entry = ["error", with_place(answer)]
     else:
         entry = ["value", answer]
     return framed(dumps([number, *entry]).encode("ascii"))
@@ -100,11 +99,6 @@ def answer_in(frame: bytes) -> tuple[int, Any]:
     except Exception as error:
         raise GarbledError from error
     return number, answer
-
-
-def _place(error: BaseException) -> str:
-    last = traceback.extract_tb(error.__traceback__)[-1:]
-    return "".join(f" (in {frame.name}, {frame.filename}:{frame.lineno})" for frame in last)
 
 
 def _plain(observation: Observation) -> list[object]:

@@ -37,11 +37,12 @@ def check_tasks(
     for split in SPLITS:
         try:
             panel = panel_of(tasks_of, split, **options)
+            tried = panel[:num_tasks]
         except KeyboardInterrupt:
             raise
         except BaseException:  # check_panels has said so
             continue
-        if deadly := deadly_fault(panel[:num_tasks], MAX_TURNS):
+        if deadly := deadly_fault(tried, MAX_TURNS):
             faults.append(deadly)
             break  # the others may be just as deadly
         if len(panel):

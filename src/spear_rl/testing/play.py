@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from spear_rl.rollout.contract import ContractError, acted, begun, checked_actions, in_words
+from spear_rl.rollout.contract import ContractError, acted, begun, checked_actions, with_place
 from spear_rl.rollout.env import Environment, Observation, StepResult, Task
 
 STRANGE = (
@@ -71,7 +71,7 @@ def _in_a_sentence(what: str) -> Iterator[None]:
     except ContractError as error:
         raise BrokenError(error.what) from error
     except BaseException as error:
-        raise BrokenError(f"{what} raised {in_words(error)}") from error
+        raise BrokenError(f"{what} raised {with_place(error)}") from error
 
 
 class Play:

@@ -41,7 +41,8 @@ class TensorBoard:
     """Curves for TensorBoard in `folder`; what a killed run drew from `first_step` on is purged."""
 
     def __init__(self, folder: Path, *, first_step: int = 0) -> None:
-        self._folder, self._first_step = folder, first_step
+        # Absolute: it is written to from another thread, also while an environment has changed the current folder.
+        self._folder, self._first_step = folder.absolute(), first_step
         self._writer: Any = None
 
     def __call__(self, event: Event) -> None:
