@@ -93,7 +93,7 @@ class Rollout:
     workers: int = 0
     """Processes that environments run in; 0 runs them in this one, the fastest for steps below about 0.1 ms."""
     step_timeout: float = 60.0
-    """Seconds a step may take in a worker before it counts as hung."""
+    """Seconds a step may take in a worker before it counts as hung; making and resetting a game: five times that."""
     max_new_tokens: int = 64
     """Tokens a turn may have."""
     max_context: int = 4096
