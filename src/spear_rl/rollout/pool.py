@@ -21,7 +21,7 @@ from spear_rl.rollout.env import Task
 from spear_rl.rollout.pooled import PooledEpisode, PooledWorker
 from spear_rl.rollout.process import WorkerProcess
 from spear_rl.rollout.runner import Answer, Failure, NotRepeatableError, Record
-from spear_rl.rollout.wire import EnvironmentFailedError, GarbledError
+from spear_rl.rollout.wire import EnvironmentFailedError
 
 _log = logging.getLogger(__name__)
 
@@ -184,15 +184,13 @@ class Pool:
                 poll.register(worker.process.input, select.POLLOUT)
         poll.poll(_NOTICE * 1000 if wait else 0)
         for worker in list(self._workers):
-            try:
-                answered, is_alive = worker.received()
-            except GarbledError:
-                worker.process.kill()
-                self._replace(worker, "wrote what is no answer")
-                continue
+            answered, is_alive = worker.received()
             for kind, number, answer in answered:
                 self._take(worker, kind, number, answer)
-            if not is_alive:
+            if worker.process.is_garbled:
+                worker.process.kill()
+                self._replace(worker, "wrote what is no answer")
+            elif not is_alive:
                 self._replace(worker, worker.process.kill(patience=_NOTICE))
             elif worker.seconds_at_work > self._limits[worker.work[1]]:
                 self._replace(worker, worker.process.kill())

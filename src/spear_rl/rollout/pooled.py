@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from spear_rl.rollout.env import Observation, StepResult
 from spear_rl.rollout.process import WorkerProcess
 from spear_rl.rollout.runner import Record
-from spear_rl.rollout.wire import READY, GarbledError, Kind
+from spear_rl.rollout.wire import READY, Kind
 
 
 @dataclass(eq=False)
@@ -48,16 +47,17 @@ class PooledWorker:
             self._is_waiting = self.process.has_unsent
 
     def received(self) -> tuple[list[tuple[str, int, Any]], bool]:
-        """((kind, number, answer) of the questions answered since, whether the worker is still alive).
-
-        Raises GarbledError if something else was answered than was asked.
-        """
+        """((kind, number, answer) of the questions answered since, whether the worker is still alive)."""
         answers, is_alive = self.process.received()
         if answers:
             self._since = time.monotonic()
-        if [number for number, _ in answers] != [number for number, _ in islice(self.asked, len(answers))]:
-            raise GarbledError
-        return [(self.asked.popleft()[1], number, answer) for number, answer in answers], is_alive
+        taken: list[tuple[str, int, Any]] = []
+        for number, answer in answers:
+            if self.work[0] != number or not self.asked:
+                self.process.is_garbled = True
+                break
+            taken.append((self.asked.popleft()[1], number, answer))
+        return taken, is_alive
 
 
 @dataclass(eq=False)

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from spear_rl.rollout.contract import one_line
-from spear_rl.rollout.wire import MAX_FRAME, EnvironmentFailedError, Question, answer_in, frames, question_frame
+from spear_rl.rollout.wire import (
+    MAX_FRAME,
+    EnvironmentFailedError,
+    GarbledError,
+    Question,
+    answer_in,
+    frames,
+    question_frame,
+)
 
 HOME = Path(__file__).parent.parent
 PIPE_BYTES = 1 << 20
@@ -71,6 +79,8 @@ class WorkerProcess:
             with suppress(OSError, AttributeError):  # Linux only, and within the user's limit
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._unsent, self._received = bytearray(), bytearray()
+        self.is_garbled = False
+        """Something wrote to its pipe that is no answer to what was asked."""
 
     @property
     def pid(self) -> int:
@@ -103,7 +113,7 @@ class WorkerProcess:
         return len(self._unsent) < num_bytes
 
     def received(self) -> tuple[list[tuple[int, Any]], bool]:
-        """(the answers that have arrived, whether it is still alive); GarbledError if anything else has."""
+        """(the answers that have arrived, whether it is still alive); `is_garbled` if anything else has."""
         is_alive = self._process.poll() is None
         with suppress(BlockingIOError):
             while len(self._received) <= MAX_FRAME:  # who floods the pipe is found out, not waited for
@@ -113,7 +123,13 @@ class WorkerProcess:
                     break
                 self._received += chunk
         self._bound_log()
-        return [answer_in(frame) for frame in frames(self._received)], is_alive
+        answers: list[tuple[int, Any]] = []
+        try:
+            for frame in frames(self._received):
+                answers.append(answer_in(frame))
+        except GarbledError:
+            self.is_garbled = True
+        return answers, is_alive
 
     def tail(self) -> str:
         """The end of what it printed."""
