@@ -127,6 +127,9 @@ class Odd:
     def reset(self) -> str:
         return "hello"
 
+    def step(self, action: str) -> str:
+        return action
+
 
 def chains(count: int) -> list[Task]:
     return [Task(f"chain/{number}", partial(Chain, number), family=f"kind {number % 3}") for number in range(count)]

@@ -18,6 +18,7 @@ import pytest
 import pool_games as games
 from spear_rl.envs import ENVIRONMENTS
 from spear_rl.rollout import ChatRenderer, InProcess, Task, collect_groups, growing_chat
+from spear_rl.rollout.contract import ContractError
 from spear_rl.rollout.pool import Pool
 from spear_rl.rollout.runner import Failure
 from spear_rl.rollout.wire import EnvironmentFailedError
@@ -175,7 +176,7 @@ def test_an_environment_that_prints_and_reads_does_not_disturb_the_protocol(toke
 
 
 def test_an_environment_that_answers_with_something_else_is_named(tokenizer, shared_pool):
-    with pytest.raises(RuntimeError, match="answered with str where Observation was due"):
+    with pytest.raises(ContractError, match=r"task odd: Odd\.reset returned 'hello', not an Observation"):
         played(tokenizer, [Task("odd", games.Odd)], shared_pool)
 
 

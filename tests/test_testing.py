@@ -102,7 +102,7 @@ class Undecided(Plain):
 
 class Listing(Plain):
     def reset(self):
-        return replace(super().reset(), choices=["look"])
+        return replace(super().reset(), choices="look")
 
 
 class Mute(Plain):
@@ -192,23 +192,23 @@ def task(make, **fields) -> Task:
         ([task(Forgiving)], "a turn it calls invalid is rewarded"),
         ([task(Undead)], "a step after the end goes on"),
         ([task(Confused)], "it lists 'look' among its choices and calls 'look' invalid"),
-        ([task(Numeric)], "the reward of answer 1 is None"),
-        ([task(Undecided)], "done and success of answer 1 are 1 and"),
-        ([task(Listing)], "the choices of answer 0 are no tuple of texts"),
+        ([task(Numeric)], "Numeric.step returned a StepResult whose reward is None, not a finite number"),
+        ([task(Undecided)], "Undecided.step returned a StepResult whose done is 1, not True or False"),
+        ([task(Listing)], "Listing.reset returned an Observation whose choices is 'look', not a tuple of texts"),
         ([task(Mute)], "the first observation has no text"),
-        ([task(Textual)], "answer 0 is a str, not the Observation that was due"),
+        ([task(Textual)], "Textual.reset returned 'red code ?', not an Observation"),
         ([task(Stubborn)], "close raised OSError"),
         ([task(Shared)], "two episodes played at the same time disturb each other"),
         ([task(one_env)], "the same object twice"),
         ([task(partial(Walk, "constant"))], "its state_key is 'here' whatever happens"),
         ([task(partial(Walk, "counting"))], "state_key changes when nothing happens"),
-        ([task(Plain, answer_format="action")], "answer_format has no {action}"),
+        ([task(Plain, answer_format="action")], "answer_format is 'action', not a text with {action} in it"),
         ([task(Plain, demonstrate=lambda seed: ["2"])], "none of 3 demonstrations solved"),
         (
             [task(Plain, demonstrate=lambda seed: [" "])],
             "its expert says ' ', which the game calls invalid (no_action)",
         ),
-        ([task(Plain, demonstrate=lambda seed: "look")], "demonstrate(0) gives no list of texts"),
+        ([task(Plain, demonstrate=lambda seed: "look")], "demonstrate(0) returned 'look', not a list of texts"),
         ([task(Plain, demonstrate=lambda seed: [str(next(Moody.mood))])], "different actions for the same seed"),
         ([task(Plain, demonstrate=lambda seed: 1 / 0)], "demonstrate(0) raised ZeroDivisionError"),
         ([replace(task(Mute), id=name) for name in "abc"], "a and 2 more: the first observation"),

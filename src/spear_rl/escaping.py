@@ -10,6 +10,8 @@ import re
 import unicodedata
 from functools import lru_cache
 
+from spear_rl.errors import UserError
+
 _UNUSUAL = re.compile(r"[^\n -~]")
 _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
@@ -35,6 +37,23 @@ def indented(text: str, by: str = "    ") -> str:
 def one_line(text: str) -> str:
     r"""The same on one line: a newline becomes \n."""
     return visible(text).replace("\n", r"\n")
+
+
+def clipped(text: str, most: int) -> str:
+    """The same in a sentence: blanks and newlines become one blank, and no more than about `most` characters."""
+    line = " ".join(visible(text[: 4 * most]).split())
+    return line if len(line) <= most else f"{line[:most]}..."
+
+
+def in_words(error: BaseException) -> str:
+    """An exception on one line, whatever its own methods do."""
+    try:
+        text = clipped(str(error), 500)
+    except BaseException:  # what str() raises is the doing of whoever wrote the exception
+        text = "(its message cannot be read)"
+    if isinstance(error, UserError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def markdown(text: str) -> str:

@@ -96,3 +96,17 @@ def remove_folder(path: Path) -> None:
         shutil.rmtree(gone)
     os.rename(path, gone)
     shutil.rmtree(gone)
+
+
+@contextlib.contextmanager
+def same_folder() -> Iterator[None]:
+    """Come back to the current folder: an environment in this process may go elsewhere, and paths may be relative."""
+    folder = ""
+    with contextlib.suppress(OSError):
+        folder = os.getcwd()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            if folder and os.getcwd() != folder:
+                os.chdir(folder)

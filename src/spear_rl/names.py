@@ -8,6 +8,8 @@ from importlib import import_module
 from typing import Any
 
 from spear_rl.errors import ConfigError
+from spear_rl.escaping import in_words
+from spear_rl.files import same_folder
 
 BASES = {
     "grpo": "spear_rl.algorithms.grpo:grpo",
@@ -41,15 +43,18 @@ def loaded(name: str, *, kind: str, example: str) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        module = import_module(module_name)
+        with same_folder():
+            module = import_module(module_name)
+    except KeyboardInterrupt:
+        raise
     except ModuleNotFoundError as error:
         if error.name and f"{module_name}.".startswith(f"{error.name}."):
             raise ConfigError(
                 f"{name}: there is no module {error.name}, neither installed nor in this folder"
             ) from error
         raise ConfigError(f"{name}: importing {module_name} needs {error.name}, which is not installed") from error
-    except Exception as error:
-        raise ConfigError(f"{name}: importing {module_name} raised {type(error).__name__}: {error}") from error
+    except BaseException as error:  # also SystemExit, which would end the run as if all were well
+        raise ConfigError(f"{name}: importing {module_name} raised {in_words(error)}") from error
     if not hasattr(module, function_name):
         raise ConfigError(f"{name}: the module {module_name} has no {function_name}")
     function = getattr(module, function_name)

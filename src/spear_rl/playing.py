@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from spear_rl.config import Config
 from spear_rl.envs import ENVIRONMENTS
-from spear_rl.errors import ConfigError, OptionError
-from spear_rl.rollout.collect import collect_groups, demonstration
+from spear_rl.errors import ConfigError, OptionError, UserError
+from spear_rl.escaping import clipped
+from spear_rl.files import same_folder
+from spear_rl.rollout.collect import collect_groups, demonstration, report_failures
+from spear_rl.rollout.contract import ContractError, with_place
 from spear_rl.rollout.elsewhere import tasks_elsewhere
-from spear_rl.rollout.env import Task, TasksFn
+from spear_rl.rollout.env import StepResult, Task, TasksFn
 from spear_rl.rollout.generator import Generator, Sampling
 from spear_rl.rollout.layout import LAYOUTS
 from spear_rl.rollout.pool import Pool
 from spear_rl.rollout.renderer import ChatRenderer, Renderer
-from spear_rl.rollout.runner import EnvRunner, InProcess
-from spear_rl.rollout.source import loaded_tasks
+from spear_rl.rollout.runner import EnvRunner, Failure, InProcess, demonstrated
+from spear_rl.rollout.source import loaded_tasks, panel_of
 from spear_rl.rollout.vision import VisionRenderer
 from spear_rl.rollout.watched import Tally, Watched
 from spear_rl.types import Group, Trajectory
@@ -32,21 +35,41 @@ def tasks_of(config: Config, split: str, *, count: int | None = None) -> Sequenc
     """The panel of a split, or its first `count` tasks."""
     name, options = config.task.env, config.task.options
     tasks = _tasks_fn(config)
-    known = [p.name for p in inspect.signature(tasks).parameters.values() if p.name != "split"]
-    for option in options if not config.task.python else ():
-        if option not in known:
-            raise ConfigError(f"task.options.{option}: {name} has no such option; it has: {', '.join(known)}")
+    _check_options(config, tasks)
     try:
-        panel = tasks(split, **options)
-    except (ValueError, TypeError, LookupError) as error:
-        if split not in SPLITS:
-            raise ConfigError(f"--split cannot be {split!r} with {name}: {error}") from error
-        if isinstance(error, LookupError):  # no setting is to blame
-            raise
-        raise ConfigError(f"task.options{'.' if isinstance(error, OptionError) else ': '}{error}") from error
+        panel = panel_of(tasks, split, **options)
+    except ContractError as error:
+        raise ConfigError(f"task.env: {name}: {error}") from error
+    except OptionError as error:
+        raise ConfigError(f"task.options.{error}") from error
+    except (UserError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # also SystemExit, which would end the run as if all were well
+        if split not in SPLITS and isinstance(error, (ValueError, TypeError, LookupError)):
+            raise ConfigError(f"--split cannot be {split!r} with {name}: {clipped(str(error), 500)}") from error
+        if options and isinstance(error, (ValueError, TypeError)):
+            raise ConfigError(f"task.options: {clipped(str(error), 500)}") from error
+        raise ConfigError(f"task.env: tasks({split!r}) of {name} raised {with_place(error)}") from error
     if not len(panel):
-        raise ConfigError(f"task.options leave no task in the {split} panel of {name}: widen them")
+        setting = "task.options leave" if options else "task.env: there is"
+        raise ConfigError(f"{setting} no task in the {split} panel of {name}{': widen them' if options else ''}")
     return panel if count is None else panel[:count]
+
+
+def _check_options(config: Config, tasks: TasksFn) -> None:
+    """That the environment has the options, where it says which it has."""
+    if config.task.python:  # it is asked there
+        return
+    try:
+        parameters = inspect.signature(tasks).parameters.values()
+    except (ValueError, TypeError):
+        return
+    known = [p.name for p in parameters if p.name != "split"]
+    for option in config.task.options if all(p.kind is not p.VAR_KEYWORD for p in parameters) else ():
+        if option not in known:
+            raise ConfigError(
+                f"task.options.{option}: {config.task.env} has no such option; it has: {', '.join(known)}"
+            )
 
 
 def _tasks_fn(config: Config) -> TasksFn:
@@ -70,6 +93,55 @@ def runner_of(config: Config) -> Pool | InProcess:
         return InProcess()
     python = os.path.abspath(config.task.python) if config.task.python else None
     return Pool(num_workers=rollout.workers, python=python, step_timeout=rollout.step_timeout)
+
+
+def expert_texts(config: Config, *, num_episodes: int = 400, num_parallel: int = 16) -> list[str]:
+    """What expert episodes of the training panel show and say: the words a tokenizer from scratch should know."""
+    tasks = tasks_of(config, "train")[:num_episodes]
+    texts: list[list[str]] = [[] for _ in tasks]
+    errors: list[BaseException | None] = [None] * len(tasks)
+    runner = runner_of(config)
+    try:
+        with same_folder():
+            for first in range(0, len(tasks), num_parallel):  # all at once would need as many times the memory
+                _play_experts(tasks, range(len(tasks))[first : first + num_parallel], runner, texts, errors)
+    finally:
+        if isinstance(runner, Pool):
+            runner.shut()
+    report_failures(list(zip(tasks, errors, strict=True)))
+    if config.rollout.detail == "full":
+        for said, task in zip(texts, tasks, strict=True):
+            said.append(task.instructions)
+    return [text for said in texts for text in said]
+
+
+def _play_experts(
+    tasks: Sequence[Task],
+    places: Sequence[int],
+    runner: EnvRunner,
+    texts: list[list[str]],
+    errors: list[BaseException | None],
+) -> None:
+    """Play the tasks at `places` side by side, and write down what is seen and said or why an episode failed."""
+    actions: dict[int, Iterator[str]] = {}
+    for place in places:
+        runner.open(place, tasks[place])
+    while len(runner):
+        for place, answer in runner.answers(1):
+            if isinstance(answer, Failure):
+                errors[place] = answer.error
+            elif isinstance(answer, StepResult):
+                texts[place].append(answer.observation.text)
+            else:
+                task, texts[place] = tasks[place], [answer.text]
+                actions[place] = iter(demonstrated(task, place, runner) if task.demonstrate else ())
+            is_over = isinstance(answer, Failure) or getattr(answer, "done", False)
+            action = None if is_over else next(actions[place], None)
+            if action is None:
+                runner.close(place)
+            else:
+                texts[place].append(action)
+                runner.step(place, action)
 
 
 class Player:

@@ -20,7 +20,7 @@ from spear_rl.engines.shortage import memory_for
 from spear_rl.engines.tiny import TINY_SIZES
 from spear_rl.errors import ConfigError
 from spear_rl.functional.schedules import constant, cosine
-from spear_rl.playing import Player, runner_of, sampling_of, tasks_of
+from spear_rl.playing import Player, expert_texts, runner_of, sampling_of, tasks_of
 from spear_rl.train.checkpoint import MANIFEST, checked_manifest
 
 __all__ = ["Player", "algorithm_of", "engine_of", "runner_of", "sampling_of", "tasks_of"]
@@ -151,7 +151,7 @@ def _model_of(config: Config, folder: Path | None) -> tuple[Any, Any, Any]:
     if (Path(settings.model) / MANIFEST).is_file():  # a checkpoint, or what `spear sft` wrote
         checked_manifest(Path(settings.model))
     model, tokenizer = model_by_name(
-        settings.model, texts=partial(_texts, config), seed=seed, trust_remote_code=settings.trust_remote_code
+        settings.model, texts=partial(expert_texts, config), seed=seed, trust_remote_code=settings.trust_remote_code
     )
     if not settings.lora_rank:
         return model, tokenizer, None
@@ -188,20 +188,3 @@ def _quiet() -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-
-
-def _texts(config: Config, *, num_episodes: int = 400) -> list[str]:
-    """What expert episodes of the training panel show and say: the words a tokenizer from scratch should know."""
-    texts: list[str] = []
-    for number, task in enumerate(tasks_of(config, "train")[:num_episodes]):
-        env = task.make_env()
-        texts.append(env.reset().text)
-        for action in task.demonstrate(number) if task.demonstrate else []:
-            result = env.step(action)
-            texts += [action, result.observation.text]
-            if result.done:
-                break
-        env.close()
-        if config.rollout.detail == "full":
-            texts.append(task.instructions)
-    return texts

@@ -7,15 +7,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from spear_rl.escaping import one_line
+from spear_rl.errors import UserError
+from spear_rl.escaping import clipped, in_words
+from spear_rl.files import same_folder
+from spear_rl.rollout.contract import with_place
 from spear_rl.rollout.env import Observation, StepResult, Task
 from spear_rl.rollout.generator import Generator, Lockstep, Stream, Streaming
 from spear_rl.rollout.layout import Layout, growing_chat
 from spear_rl.rollout.renderer import Renderer
-from spear_rl.rollout.runner import Answer, EnvRunner, Failure, InProcess
+from spear_rl.rollout.runner import Answer, EnvRunner, Failure, InProcess, demonstrated
 from spear_rl.types import Completion, Group, Metrics, Stop, Trajectory, Turn
 
 _log = logging.getLogger(__name__)
+
+
+class EpisodesFailedError(UserError, RuntimeError):
+    """Every episode failed, so there is nothing to go on with."""
 
 
 @dataclass
@@ -55,8 +62,7 @@ class _Episode:
         """Write down what the environment answered."""
         if isinstance(answer, Failure):
             self.error, self.stop = answer.error, Stop.FAILED
-            reason = one_line(f"{self.task.id} was left out: its environment kept failing: {answer.error!r}")
-            _log.warning("an episode of %s", reason)
+            _log.debug("an episode of %s failed: %s", self.task.id, in_words(answer.error), exc_info=answer.error)
         elif isinstance(answer, StepResult):
             self._end_turn(answer)
         else:
@@ -101,9 +107,11 @@ def collect_groups(
     """Play `group_size` episodes of every task.
 
     An episode whose environment raises is set up again and replayed once; if it raises again it is left out of its
-    group and counted there. `max_context` ends an episode whose next prompt would be longer. A completion that hit
-    its token limit does not end its episode: that would let a policy escape the rest of it, penalties included, by
-    babbling.
+    group and counted there; it is an EpisodesFailedError if none is left. An environment that returns what its protocol
+    does not allow is a ContractError at once.
+
+    `max_context` ends an episode whose next prompt would be longer. A completion that hit its token limit does not end
+    its episode: that would let a policy escape the rest of it, penalties included, by babbling.
 
     A generator that can stream goes on writing while environments answer. One that cannot is given all living episodes
     together, in their order, once the last environment has answered.
@@ -115,28 +123,25 @@ def collect_groups(
     episodes = [episode for group in groups for episode in group]
     stream: Stream = generator.stream() if isinstance(generator, Streaming) else Lockstep(generator)
     runner = InProcess() if envs is None else envs
-    try:
-        for key, episode in enumerate(episodes):
-            runner.open(key, episode.task)
-        while len(runner) or len(stream):
-            due = len(runner) if isinstance(stream, Lockstep) else int(not len(stream))
-            for key, answer in sorted(runner.answers(due), key=lambda entry: entry[0]):
-                episode = episodes[key]
-                episode.hear(answer)
-                if _has_turn(episode, renderer, layout, max_turns=max_turns, max_context=max_context):
-                    stream.add(key, episode.prompt_ids)
-                else:
-                    runner.close(key)
-            for key, completion in stream.finished():
-                runner.step(key, episodes[key].say(completion, renderer))
-    finally:
-        for key in range(len(episodes)):
-            runner.close(key)
-    if episodes and all(episode.stop is Stop.FAILED for episode in episodes):
-        first = episodes[0]
-        raise RuntimeError(
-            f"all {len(episodes)} episodes failed in their environments, one of {first.task.id} with: {first.error!r}"
-        ) from first.error
+    with same_folder():
+        try:
+            for key, episode in enumerate(episodes):
+                runner.open(key, episode.task)
+            while len(runner) or len(stream):
+                due = len(runner) if isinstance(stream, Lockstep) else int(not len(stream))
+                for key, answer in sorted(runner.answers(due), key=lambda entry: entry[0]):
+                    episode = episodes[key]
+                    episode.hear(answer)
+                    if _has_turn(episode, renderer, layout, max_turns=max_turns, max_context=max_context):
+                        stream.add(key, episode.prompt_ids)
+                    else:
+                        runner.close(key)
+                for key, completion in stream.finished():
+                    runner.step(key, episodes[key].say(completion, renderer))
+        finally:
+            for key in range(len(episodes)):
+                runner.close(key)
+    report_failures([(episode.task, episode.error) for episode in episodes])
     return [
         Group(
             task.id,
@@ -147,6 +152,18 @@ def collect_groups(
         )
         for task, group in zip(tasks, groups, strict=True)
     ]
+
+
+def report_failures(episodes: Sequence[tuple[Task, BaseException | None]]) -> None:
+    """Say how many of the episodes failed, and why the last one did; an EpisodesFailedError if all did."""
+    failed = [(task, error) for task, error in episodes if error is not None]
+    if not failed:
+        return
+    task, error = failed[-1]
+    last = f"the last, of {clipped(task.id, 200)}, with: {with_place(error)}"
+    if len(failed) == len(episodes):
+        raise EpisodesFailedError(f"all {len(failed)} episodes failed in their environments, {last}") from error
+    _log.warning("%d of %d episodes failed and were left out, %s", len(failed), len(episodes), last)
 
 
 def demonstration(
@@ -163,9 +180,9 @@ def demonstration(
     Args:
         tagged: write the expert's actions the way the task's instructions ask for (`Task.answer_format`).
     """
-    if task.demonstrate is None:
-        raise ValueError(f"task {task.id} has no expert to demonstrate it: use an environment with demonstrations")
-    actions = task.demonstrate(seed)
+    runner = InProcess() if envs is None else envs
+    with same_folder():
+        actions = demonstrated(task, seed, runner)
     said = [renderer.answer(task.answer_format.format(action=action) if tagged else action) for action in actions]
     [group] = collect_groups(
         [task],
@@ -175,7 +192,7 @@ def demonstration(
         layout=layout,
         max_turns=len(said),
         step=0,
-        envs=envs,
+        envs=runner,
     )
     return group.trajectories[0]
 

@@ -18,7 +18,7 @@ from spear_rl.errors import ConfigError
 from spear_rl.rollout.env import Environment, Observation, StepResult, Task
 from spear_rl.rollout.pool import Pool
 from spear_rl.rollout.runner import Answer, Failure
-from spear_rl.rollout.source import loaded_tasks
+from spear_rl.rollout.source import loaded_tasks, panel_of
 from spear_rl.rollout.wire import EnvironmentFailedError
 
 
@@ -97,7 +97,8 @@ def _colleague(python: str, path: tuple[str, ...]) -> Pool:
 
 @lru_cache(maxsize=8)
 def _tasks(panel: _Panel) -> dict[str, Task]:
-    return {task.id: task for task in loaded_tasks(panel.name)(panel.split, **json.loads(panel.options))}
+    tasks = panel_of(loaded_tasks(panel.name), panel.split, **json.loads(panel.options))
+    return {task.id: task for task in tasks}
 
 
 def _described(panel: _Panel) -> list[tuple[str, str, str, str, bool, str, float]]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from spear_rl.errors import UserError
 from spear_rl.rollout.generator import Stream, drained
 from spear_rl.rollout.messages import MessageRenderer
+from spear_rl.rollout.runner import demonstrated
 from spear_rl.rollout.watched import SeenEpisode, Watched
 from spear_rl.types import Completion
 
@@ -20,12 +21,7 @@ def expert(episode: SeenEpisode, seed: int) -> Iterator[str]:
     task = episode.task
     if task.demonstrate is None:
         raise UserError(f"the policy expert: task {task.id} has no expert (Task.demonstrate)")
-    try:
-        actions = task.demonstrate(random.Random(_own(episode, seed)).getrandbits(31))
-    except Exception as error:
-        raise UserError(
-            f"the policy expert: demonstrate of {task.id} raised {type(error).__name__}: {error}"
-        ) from error
+    actions = demonstrated(task, random.Random(_own(episode, seed)).getrandbits(31), episode.envs)
     for position, action in enumerate(actions, 1):
         episode.has_given_up = position == len(actions)
         yield action

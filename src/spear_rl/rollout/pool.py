@@ -12,10 +12,12 @@ import os
 import pickle
 import select
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spear_rl.escaping import visible
+from spear_rl.escaping import clipped, in_words
+from spear_rl.rollout.contract import ContractError, checked_observation, checked_result
 from spear_rl.rollout.env import Task
 from spear_rl.rollout.pooled import PooledEpisode, PooledWorker
 from spear_rl.rollout.process import WorkerProcess
@@ -30,6 +32,12 @@ MAX_STARTS = 3
 """So many workers in a row that end before they are up are no accident."""
 MAX_KILLED_STARTS = 100
 """The same for workers that were killed: somebody is short of memory, or testing us."""
+MAX_LOST_TASKS = 3
+"""So many tasks that made a worker hang or end at the same kind of question, which no task ever answered: all would."""
+RESETS_PER_STEP = 5.0
+"""Making and resetting an environment may take so many times as long as a step."""
+MIN_START_SECONDS = 120.0
+"""What starting a worker, and importing an environment's modules there, may take at least."""
 _NOTICE = 0.5
 """Seconds between looks for workers that hang, or ended without their pipe ending."""
 
@@ -42,8 +50,9 @@ class Pool:
         python: the interpreter of another virtual environment, whose packages the environments then see; it needs
             Python 3.11 and nothing of ours. This interpreter, with its path, if left out.
         path: more folders to import from.
-        step_timeout: seconds one step may take before its worker counts as hung.
-        reset_timeout: seconds that making and resetting an environment may take, and starting a worker.
+        step_timeout: seconds one step may take before its worker counts as hung, and closing an environment too.
+        reset_timeout: seconds that making and resetting an environment may take, and a demonstration; five times
+            `step_timeout` if left out. Starting a worker and importing modules there may take two minutes in any case.
     """
 
     def __init__(
@@ -53,16 +62,22 @@ class Pool:
         python: str | None = None,
         path: Sequence[str] = (),
         step_timeout: float = 60.0,
-        reset_timeout: float = 300.0,
+        reset_timeout: float | None = None,
     ) -> None:
         self._num_workers = num_workers or _num_cores()
         self._python, self._path = python, tuple(path)
-        self._limits = dict.fromkeys(("start", "open", "call"), reset_timeout)
-        self._limits |= {"step": step_timeout, "nothing": math.inf}
+        reset_timeout = RESETS_PER_STEP * step_timeout if reset_timeout is None else reset_timeout
+        self._limits = dict.fromkeys(("start", "load"), max(reset_timeout, MIN_START_SECONDS))
+        self._limits |= dict.fromkeys(("open", "call"), reset_timeout)
+        self._limits |= {"step": step_timeout, "close": step_timeout, "nothing": math.inf}
         self._workers: list[PooledWorker] = []
         self._episodes: dict[int, PooledEpisode] = {}
         self._ready: list[tuple[int, Answer]] = []
+        self._calls: dict[int, bytes] = {}
         self._values: dict[int, Any] = {}
+        self._answered: Counter[str] = Counter()
+        self._lost: dict[str, set[str]] = {}
+        """Kind of question -> tasks that hung or ended a worker at it."""
         self._next_number = 0
         self._num_failed_starts = 0
         self.num_replaced = 0
@@ -92,7 +107,7 @@ class Pool:
         try:
             episode.make_env = pickle.dumps(task.make_env, protocol=4)
         except Exception as error:  # pickle raises whatever an object's own reduction raises
-            reason = f"make_env of {task.id} does not pickle, so no worker can make it: {error}"
+            reason = f"make_env of {task.id} does not pickle, so no worker can make it: {in_words(error)}"
             self._fail(episode, EnvironmentFailedError(reason))
             return
         episode.enter(self._worker_with_room(), self._new_number())
@@ -124,9 +139,14 @@ class Pool:
         return len(self._ready) + sum(episode.is_due for episode in self._episodes.values())
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """What a picklable function returns in a worker; plain values only."""
-        worker, number = self._worker_with_room(), self._new_number()
-        worker.ask("call", number, pickle.dumps(function, protocol=4))
+        """What a function returns in a worker, or, if it does not pickle, in this process; plain values only."""
+        try:
+            pickled = pickle.dumps(function, protocol=4)
+        except Exception:  # as for make_env
+            return function()
+        number = self._new_number()
+        self._calls[number] = pickled
+        self._worker_with_room().ask("call", number, pickled)
         while number not in self._values:
             self._pump(wait=True)
         value = self._values.pop(number)
@@ -168,22 +188,39 @@ class Pool:
             answered, is_alive = worker.received()
             for kind, number, answer in answered:
                 self._take(worker, kind, number, answer)
-            if not is_alive:
+            if worker.process.is_garbled:
+                worker.process.kill()
+                self._replace(worker, "wrote what is no answer")
+            elif not is_alive:
                 self._replace(worker, worker.process.kill(patience=_NOTICE))
             elif worker.seconds_at_work > self._limits[worker.work[1]]:
                 self._replace(worker, worker.process.kill())
 
     def _take(self, worker: PooledWorker, kind: str, number: int, answer: Any) -> None:
+        self._answered[kind] += not isinstance(answer, BaseException)
         episode = worker.episodes.get(number)
         if kind == "start":
             self._num_failed_starts = 0
         elif kind == "call":
+            self._calls.pop(number, None)
             self._values[number] = answer
         elif episode is None:
             pass  # it was closed, or is being made again under another number
+        elif isinstance(answer, ContractError):
+            raise answer.of(episode.record.task.id)
         elif isinstance(answer, BaseException):
             self._retry(episode, "raised", answer, worker)
-        elif episode.is_replaying:
+        elif kind != "load":
+            self._hear(episode, kind, answer)
+
+    def _hear(self, episode: PooledEpisode, kind: str, answer: Any) -> None:
+        """An answer, checked once more: an environment may have written it past the worker."""
+        try:
+            check = checked_observation if kind == "open" else checked_result
+            answer = check(answer, lambda: f"the environment's {'reset' if kind == 'open' else kind}")
+        except ContractError as error:
+            raise error.of(episode.record.task.id) from error
+        if episode.is_replaying:
             try:
                 episode.repeat(answer)
             except NotRepeatableError as error:
@@ -204,23 +241,44 @@ class Pool:
         """A new worker with all episodes of one that died or hung; the one that was being worked on comes last."""
         number, kind = worker.work
         culprit = worker.episodes.pop(number, None)
-        what = f"{kind} of {culprit.record.task.id}" if culprit else kind
-        error = EnvironmentFailedError(f"an environment worker {ended} during {what}{worker.process.tail()}")
-        _log.warning("%s", visible(str(error)))
-        self.num_replaced += 1
+        error = self._error(worker, ended, kind, culprit)
         self._num_failed_starts += kind == "start"
         if self._num_failed_starts >= (MAX_KILLED_STARTS if "signal" in ended else MAX_STARTS):
             self.shut()
             raise error
-        self._values |= {number: error for number, kind in worker.asked if kind == "call"}
         worker.process.close(patience=0.0)
         fresh = self._workers[self._workers.index(worker)] = self._new_worker()
-        for neighbour in worker.episodes.values():
+        lost = self._lost.setdefault(kind, set())
+        if culprit is not None and ended != "died of signal 9":  # which may be anybody's doing
+            lost.add(culprit.record.task.id)
+        if len(lost) >= MAX_LOST_TASKS and not self._answered[kind]:
+            self.shut()
+            raise error
+        # Siblings of what hung come last: others should not wait for all of them to hang, too.
+        for neighbour in sorted(worker.episodes.values(), key=lambda episode: episode.record.task.id in lost):
             neighbour.worker = None
             neighbour.enter(fresh, self._new_number())
+        for asked, what in worker.asked:
+            if what == "call" and asked != number:
+                fresh.ask("call", asked, self._calls[asked])
+        if kind == "call":
+            self._values[number] = error
         if culprit is not None:
             culprit.worker = None
             self._retry(culprit, "hung" if ended == "hung" else "died", error, fresh)
+
+    def _error(
+        self, worker: PooledWorker, ended: str, kind: str, culprit: PooledEpisode | None
+    ) -> EnvironmentFailedError:
+        """What happened to a worker; the first time it is a warning."""
+        doing = {"open": "reset", "call": "demonstrate", "load": "import"}.get(kind, kind)
+        what = f"{doing} of {clipped(culprit.record.task.id, 200)}" if culprit else doing
+        what += f", which took more than {self._limits[kind]:g} s" if ended == "hung" else ""
+        error = EnvironmentFailedError(f"an environment worker {ended} during {what}{worker.process.last_words()}")
+        _log.log(logging.DEBUG if self.num_replaced else logging.WARNING, "%s; it is replaced", error)
+        _log.debug("its output ended with:\n%s", worker.process.tail())
+        self.num_replaced += 1
+        return error
 
 
 def _num_cores() -> int:

@@ -37,8 +37,7 @@ class PooledWorker:
     def ask(self, kind: Kind, number: int, content: object) -> None:
         """Put a question; it goes out with the next `flush`."""
         self._is_waiting |= not self.asked
-        if kind != "close":
-            self.asked.append((number, kind))
+        self.asked.append((number, kind))
         self.process.put((kind, number, content))
 
     def flush(self) -> None:
@@ -52,7 +51,13 @@ class PooledWorker:
         answers, is_alive = self.process.received()
         if answers:
             self._since = time.monotonic()
-        return [(self.asked.popleft()[1], number, answer) for number, answer in answers], is_alive
+        taken: list[tuple[str, int, Any]] = []
+        for number, answer in answers:
+            if self.work[0] != number or not self.asked:
+                self.process.is_garbled = True
+                break
+            taken.append((self.asked.popleft()[1], number, answer))
+        return taken, is_alive
 
 
 @dataclass(eq=False)
@@ -81,7 +86,8 @@ class PooledEpisode:
         self.leave()
         self.worker, self.number, self.num_heard = worker, number, 0
         worker.episodes[number] = self
-        worker.ask("open", number, self.make_env)
+        worker.ask("load", number, self.make_env)
+        worker.ask("open", number, None)
         for action in self.record.actions:
             worker.ask("step", number, action)
 

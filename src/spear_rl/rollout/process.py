@@ -14,7 +14,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from spear_rl.rollout.wire import EnvironmentFailedError, Question, answer_in, frames, question_frame
+from spear_rl.escaping import clipped
+from spear_rl.rollout.wire import (
+    MAX_FRAME,
+    EnvironmentFailedError,
+    GarbledError,
+    Question,
+    answer_in,
+    frames,
+    question_frame,
+)
 
 HOME = Path(__file__).parent.parent
 PIPE_BYTES = 1 << 20
@@ -70,6 +79,8 @@ class WorkerProcess:
             with suppress(OSError, AttributeError):  # Linux only, and within the user's limit
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._unsent, self._received = bytearray(), bytearray()
+        self.is_garbled = False
+        """Something wrote to its pipe that is no answer to what was asked."""
 
     @property
     def pid(self) -> int:
@@ -102,20 +113,32 @@ class WorkerProcess:
         return len(self._unsent) < num_bytes
 
     def received(self) -> tuple[list[tuple[int, Any]], bool]:
-        """(the answers that have arrived, whether it is still alive)."""
+        """(the answers that have arrived, whether it is still alive); `is_garbled` if anything else has."""
         is_alive = self._process.poll() is None
         with suppress(BlockingIOError):
-            while chunk := os.read(self.output, 1 << 20):
+            while len(self._received) <= MAX_FRAME:  # who floods the pipe is found out, not waited for
+                chunk = os.read(self.output, 1 << 20)
+                if not chunk:
+                    is_alive = False
+                    break
                 self._received += chunk
-            is_alive = False
         self._bound_log()
-        return [answer_in(frame) for frame in frames(self._received)], is_alive
+        answers: list[tuple[int, Any]] = []
+        try:
+            for frame in frames(self._received):
+                answers.append(answer_in(frame))
+        except GarbledError:
+            self.is_garbled = True
+        return answers, is_alive
 
     def tail(self) -> str:
         """The end of what it printed."""
         size = os.fstat(self._log.fileno()).st_size
-        text = os.pread(self._log.fileno(), TAIL_BYTES, max(size - TAIL_BYTES, 0)).decode("utf-8", "replace").strip()
-        return f"; its output ended with:\n{text}" if text else ""
+        return os.pread(self._log.fileno(), TAIL_BYTES, max(size - TAIL_BYTES, 0)).decode("utf-8", "replace").strip()
+
+    def last_words(self) -> str:
+        """The last line of what it printed, for a sentence."""
+        return "".join(f"; it printed last: {clipped(line, 300)}" for line in self.tail().splitlines()[-1:])
 
     def kill(self, *, patience: float = 0.0) -> str:
         """End it and all it started, after `patience` seconds; how it ended by itself, in words."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
+from spear_rl.errors import UserError
+from spear_rl.rollout.contract import ContractError, acted, begun, checked_actions, closed, with_place
 from spear_rl.rollout.env import Environment, Observation, StepResult, Task
 
 
@@ -17,6 +20,7 @@ class Failure:
 
 
 Answer = Observation | StepResult | Failure
+"""Observations and results are as `contract` says."""
 
 
 class EnvRunner(Protocol):
@@ -38,9 +42,29 @@ class EnvRunner(Protocol):
         """The episode is over, or given up; an answer that is still due will not come."""
         ...
 
+    def call(self, function: Callable[[], Any]) -> Any:
+        """What a function of an environment's author returns where the environments run; plain values only."""
+        ...
+
     def __len__(self) -> int:
         """How many answers are due."""
         ...
+
+
+def demonstrated(task: Task, seed: int, envs: EnvRunner) -> list[str]:
+    """The checked actions of one expert episode."""
+    if task.demonstrate is None:
+        raise UserError(f"task {task.id} has no expert to demonstrate it: use an environment with demonstrations")
+    try:
+        actions = envs.call(partial(task.demonstrate, seed))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise UserError(f"demonstrate of {task.id} raised {with_place(error)}") from error
+    try:
+        return checked_actions(actions, lambda: f"demonstrate({seed})")
+    except ContractError as error:
+        raise error.of(task.id) from error
 
 
 class NotRepeatableError(RuntimeError):
@@ -67,8 +91,8 @@ class Record:
 class InProcess:
     """Environments in this process, each question answered as it is asked.
 
-    An environment that raises is made again and brought to the same point once; if it raises again, the answer is a
-    Failure.
+    An environment that raises (also SystemExit) is made again and brought to the same point once; if it raises again,
+    the answer is a Failure. What returns something else than it should ends the run, and so does Ctrl-C.
     """
 
     def __init__(self) -> None:
@@ -93,17 +117,25 @@ class InProcess:
         self._ready = [(other, answer) for other, answer in self._ready if other != key]
         self._discard(key)
 
+    def call(self, function: Callable[[], Any]) -> Any:
+        return function()
+
     def __len__(self) -> int:
         return len(self._ready)
 
     def _answer(self, key: int) -> Answer:
-        record, error = self._records[key], Exception()
+        record = self._records[key]
+        error: BaseException
         for _ in range(2):
             try:
                 answer = self._asked(key, record)
                 record.heard.append(answer)
                 return answer
-            except Exception as raised:
+            except KeyboardInterrupt:
+                raise
+            except ContractError as raised:
+                raise raised.of(record.task.id) from raised
+            except BaseException as raised:
                 error = raised
                 self._discard(key)
         return Failure(error)
@@ -112,15 +144,14 @@ class InProcess:
         """The answer to the newest question, from the environment at hand or from a fresh one."""
         if key not in self._envs:
             env = self._envs[key] = record.task.make_env()
-            answer: Observation | StepResult = env.reset()
+            answer: Observation | StepResult = begun(env)
             for number, action in enumerate(record.actions):
                 record.check(number, answer)
-                answer = env.step(action)
+                answer = acted(env, action)
             return answer
-        return self._envs[key].step(record.actions[-1])
+        return acted(self._envs[key], record.actions[-1])
 
     def _discard(self, key: int) -> None:
         env = self._envs.pop(key, None)
         if env is not None:
-            with suppress(Exception):  # the episode is over; what it earned stands
-                env.close()
+            closed(env)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from spear_rl.rollout.env import Observation, StepResult, Task
-from spear_rl.rollout.runner import Answer, EnvRunner, Failure
+from spear_rl.rollout.runner import Answer, EnvRunner, Failure, InProcess
 
 
 @dataclass
@@ -21,6 +22,8 @@ class SeenEpisode:
     task: Task
     number: int
     """How many episodes of the same task began before it."""
+    envs: EnvRunner = field(default_factory=InProcess)
+    """Who runs it, and its task's expert."""
     observation: Observation = field(default_factory=lambda: Observation(""))
     """What was seen last."""
     reward: float = 0.0
@@ -64,7 +67,7 @@ class Watched:
         self.episodes[key].error = error
 
     def open(self, key: int, task: Task) -> None:
-        self.episodes[key] = SeenEpisode(task, self._num_begun[task.id])
+        self.episodes[key] = SeenEpisode(task, self._num_begun[task.id], self._runner)
         self._num_begun[task.id] += 1
         self._runner.open(key, task)
 
@@ -90,6 +93,9 @@ class Watched:
             self.tally.num_failed += episode.error is not None
             self.tally.num_solved += episode.error is None and solved
             self._notice(self.tally)
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        return self._runner.call(function)
 
     def __len__(self) -> int:
         return len(self._runner) + len(self._lost)

@@ -6,34 +6,42 @@ trainer never unpickles what a worker wrote, and a worker may have classes and n
 
 from __future__ import annotations
 
-import json
 import pickle
 import struct
-import traceback
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
+from json import dumps, loads  # by name: an environment may put others into the module
 from typing import Any, Literal
 
 from spear_rl.errors import UserError
+from spear_rl.rollout.contract import ContractError, with_place
 from spear_rl.rollout.env import Observation, StepResult
 
-Kind = Literal["open", "step", "call", "close"]
+Kind = Literal["load", "open", "step", "call", "close"]
 Question = tuple[Kind, int, Any]
-"""(kind, number of the episode, what it is about): each but `close` is answered once, in the order they were asked.
+"""(kind, number of the episode, what it is about): each is answered once, in the order they were asked.
 
-open   a pickled `make_env`   -> the first observation
+load   a pickled `make_env`   -> None, once what it needs is imported
+open   None                   -> the first observation
 step   an action              -> a step's result
 call   a pickled function     -> what it returns, which JSON must be able to hold
-close  None                   -> nothing
+close  None                   -> None
 """
 READY = -1
 """The number of the one answer that nobody asked for: the worker is up."""
 
+MAX_FRAME = 1 << 29
+"""Bytes; nobody who keeps to the protocol sends more."""
+
 _LENGTH = struct.Struct(">Q")
 
 
-class EnvironmentFailedError(RuntimeError):
+class EnvironmentFailedError(UserError, RuntimeError):
     """An environment in a worker raised, or its worker died or hung."""
+
+
+class GarbledError(Exception):
+    """What arrived from a worker is no answer: an environment got hold of the pipe."""
 
 
 def framed(payload: bytes) -> bytes:
@@ -44,6 +52,8 @@ def frames(received: bytearray) -> Iterator[bytes]:
     """Take the complete frames out of what was received; the rest stays."""
     while len(received) >= _LENGTH.size:
         end = _LENGTH.size + _LENGTH.unpack_from(received)[0]
+        if end > MAX_FRAME:
+            raise GarbledError
         if len(received) < end:
             return
         yield bytes(received[_LENGTH.size : end])
@@ -55,40 +65,44 @@ def question_frame(question: Question) -> bytes:
 
 
 def answer_frame(number: int, answer: object) -> bytes:
-    """An observation, a step's result, an exception, or any plain value."""
+    """A checked observation or step's result, an exception, or any plain value."""
     if isinstance(answer, StepResult):
-        entry: list[object] = ["result", _plain(answer.observation), float(answer.reward), bool(answer.done)]
-        success = None if answer.success is None else bool(answer.success)
-        entry += [bool(answer.used_tool), str(answer.invalid or ""), success]
-        entry.append({str(name): float(value) for name, value in answer.metrics.items()})
+        entry: list[object] = ["result", _plain(answer.observation), answer.reward, answer.done, answer.used_tool]
+        entry += [answer.invalid, answer.success, answer.metrics]
     elif isinstance(answer, Observation):
         entry = ["observation", *_plain(answer)]
-    elif isinstance(answer, UserError):
-        entry = ["error", str(answer)]
+    elif isinstance(answer, ContractError):
+        entry = ["violation", answer.what, answer.task_id]
     elif isinstance(answer, BaseException):
-        last = traceback.extract_tb(answer.__traceback__)[-1:]
-        place = "".join(f" (in {frame.name}, {frame.filename}:{frame.lineno})" for frame in last)
-        entry = ["error", f"{type(answer).__name__}: {answer}{place}"]
+        entry = ["error", with_place(answer)]
     else:
         entry = ["value", answer]
-    return framed(json.dumps([number, *entry]).encode("ascii"))
+    return framed(dumps([number, *entry]).encode("ascii"))
 
 
 def answer_in(frame: bytes) -> tuple[int, Any]:
-    """(episode's number, answer) of a frame; what a worker's environment raised comes as an EnvironmentFailedError."""
-    number, kind, *parts = json.loads(frame)
-    if kind == "result":
-        seen, *others = parts
-        return number, StepResult(_observation(*seen), *others)
-    if kind == "observation":
-        return number, _observation(*parts)
-    return number, EnvironmentFailedError(parts[0]) if kind == "error" else parts[0]
+    """(episode's number, answer) of a frame, not checked yet; what a worker's environment raised comes as an exception.
+
+    Raises GarbledError where it is no answer at all.
+    """
+    try:
+        number, kind, *parts = loads(frame)
+        if kind == "result":
+            seen, *others = parts
+            answer: object = StepResult(_observation(*seen), *others)
+        elif kind == "observation":
+            answer = _observation(*parts)
+        elif kind == "violation":
+            answer = ContractError(*map(str, parts))
+        else:
+            [answer] = [EnvironmentFailedError(str(part)) if kind == "error" else part for part in parts]
+    except Exception as error:
+        raise GarbledError from error
+    return number, answer
 
 
 def _plain(observation: Observation) -> list[object]:
-    if not isinstance(observation, Observation):
-        raise TypeError(f"an environment answered with {type(observation).__name__} where an Observation was due")
-    plain: list[object] = [str(observation.text), str(observation.state_key), list(map(str, observation.choices))]
+    plain: list[object] = [observation.text, observation.state_key, observation.choices]
     return plain if not observation.images else [*plain, [b64encode(image).decode() for image in observation.images]]
 
 

@@ -12,11 +12,10 @@ import signal
 import sys
 import threading
 import time
-from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, BinaryIO
 
-from spear_rl.rollout.env import Environment, Observation, StepResult
+from spear_rl.rollout.contract import acted, begun, closed
 from spear_rl.rollout.wire import READY, Question, answer_frame, frames
 
 GRACE = 1.0
@@ -29,40 +28,39 @@ def main() -> None:
     source, sink = _own_pipes()
     questions: SimpleQueue[Question | None] = SimpleQueue()
     threading.Thread(target=_read, args=(source, questions), daemon=True).start()
-    envs: dict[int, Environment] = {}
+    envs: dict[int, Any] = {}
+    me = os.getpid()
     _write(sink, answer_frame(READY, "ready"))
     while (question := questions.get()) is not None:
-        kind, number, _ = question
+        number = question[1]
         try:
             frame = answer_frame(number, _answer(envs, question))
-        except Exception as error:
+        except BaseException as error:  # Ctrl-C is ignored here, so whatever is raised is the environment's own
             envs.pop(number, None)
             frame = answer_frame(number, error)
-        if kind != "close":
-            _write(sink, frame)
-    for number in list(envs):
-        _answer(envs, ("close", number, None))
+        if os.getpid() != me:  # an environment forked: only one of the two may answer
+            os._exit(0)
+        _write(sink, frame)
+    for env in envs.values():
+        closed(env)
     _end()
 
 
-def _answer(envs: dict[int, Environment], question: Question) -> object:
+def _answer(envs: dict[int, Any], question: Question) -> object:
+    """What is asked for; `envs` are environments by number, or before they are opened the functions that make them."""
     kind, number, content = question
-    if kind == "open":
-        env = envs[number] = pickle.loads(content)()
-        return _typed(env.reset(), Observation)
-    if kind == "step":
-        return _typed(envs[number].step(content), StepResult)
-    if kind == "call":
+    if kind == "load":
+        envs[number] = pickle.loads(content)
+    elif kind == "open":
+        envs[number] = envs[number]()
+        return begun(envs[number])
+    elif kind == "step":
+        return acted(envs[number], content)
+    elif kind == "call":
         return pickle.loads(content)()
-    with suppress(Exception):  # the episode is over; what it earned stands
-        envs.pop(number).close()
+    elif number in envs:
+        closed(envs.pop(number))
     return None
-
-
-def _typed(answer: object, expected: type) -> object:
-    if not isinstance(answer, expected):
-        raise TypeError(f"an environment answered with {type(answer).__name__} where {expected.__name__} was due")
-    return answer
 
 
 def _own_pipes() -> tuple[BinaryIO, int]:

@@ -8,13 +8,17 @@ from itertools import combinations
 from typing import Any
 
 from spear_rl.errors import UserError
+from spear_rl.escaping import in_words
+from spear_rl.files import same_folder
+from spear_rl.rollout.contract import ContractError, checked_task
 from spear_rl.rollout.env import Task, TasksFn
-from spear_rl.rollout.source import loaded_tasks
-from spear_rl.testing.faults import expert_faults, task_faults, worker_faults
+from spear_rl.rollout.source import loaded_tasks, panel_of
+from spear_rl.testing.faults import deadly_fault, expert_faults, task_faults, worker_faults
 from spear_rl.testing.play import STRANGE, Timing
 
 __all__ = ["STRANGE", "Timing", "check_environment", "check_panels", "check_tasks", "loaded_tasks"]
 
+MAX_TURNS = 20
 MAX_STEP_MS = 250.0
 MAX_RESET_MS = 5000.0
 SPLITS = ("train", "validation", "test")
@@ -33,9 +37,15 @@ def check_tasks(
     faults = check_panels(tasks_of, **options)
     for split in SPLITS:
         try:
-            panel = tasks_of(split, **options)
-        except Exception:  # check_panels has said so
+            panel = panel_of(tasks_of, split, **options)
+            tried = panel[:num_tasks]
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # check_panels has said so
             continue
+        if deadly := deadly_fault(tried, MAX_TURNS):
+            faults.append(deadly)
+            break  # the others may be just as deadly
         if len(panel):
             faults += check_environment(panel, num_tasks=num_tasks, in_worker=True, timing=timing)
     return list(dict.fromkeys(faults))
@@ -45,7 +55,7 @@ def check_environment(
     tasks: Sequence[Task],
     *,
     num_tasks: int = 5,
-    max_turns: int = 20,
+    max_turns: int = MAX_TURNS,
     in_worker: bool = False,
     timing: Timing | None = None,
 ) -> list[str]:
@@ -57,13 +67,18 @@ def check_environment(
     """
     if not len(tasks):
         return ["there is no task at all"]
+    try:
+        tasks = [checked_task(task, lambda: "tasks") for task in tasks]
+    except ContractError as error:
+        return [error.what]
     faults = [f"the task id {name!r} occurs {n} times" for name, n in Counter(t.id for t in tasks).items() if n > 1]
     timing = Timing() if timing is None else timing
     found: dict[str, list[str]] = {}
     tried = tasks[:num_tasks]
-    for task in tried:
-        for fault in task_faults(task, max_turns, timing):
-            found.setdefault(fault, []).append(task.id)
+    with same_folder():
+        for task in tried:
+            for fault in task_faults(task, max_turns, timing):
+                found.setdefault(fault, []).append(task.id)
     faults += [f"{names[0]}{_and_more(names)}: {fault}" for fault, names in found.items()]
     if not found:
         faults += expert_faults(tried)
@@ -80,13 +95,15 @@ def check_panels(tasks_of: TasksFn, **options: Any) -> list[str]:
     faults, ids = [], {}
     for split in SPLITS:
         try:
-            panel = tasks_of(split, **options)
-            ids[split] = [task.id for task in panel]
-            again = [task.id for task in tasks_of(split, **options)]
-        except UserError:
+            ids[split] = [task.id for task in panel_of(tasks_of, split, **options)]
+            again = [task.id for task in panel_of(tasks_of, split, **options)]
+        except ContractError as error:
+            faults.append(error.what)
+            continue
+        except (UserError, KeyboardInterrupt):
             raise
-        except Exception as error:
-            faults.append(f"the split {split} is missing: tasks({split!r}) raised {type(error).__name__}: {error}")
+        except BaseException as error:
+            faults.append(f"the split {split} is missing: tasks({split!r}) raised {in_words(error)}")
             continue
         if not ids[split]:
             faults.append(f"the split {split} has no task")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import pickle
 from collections.abc import Iterator, Sequence
 
+from spear_rl.errors import UserError
+from spear_rl.escaping import in_words
 from spear_rl.rollout.env import Observation, StepResult, Task
 from spear_rl.rollout.pool import Pool
-from spear_rl.rollout.runner import Failure
+from spear_rl.rollout.runner import Answer, Failure
 from spear_rl.testing.play import STRANGE, BrokenError, Heard, Play, Timing, expert_actions
+
+STEP_SECONDS = 10.0
+"""A step that takes longer counts as hung; making and resetting an environment may take five times as long."""
 
 
 def task_faults(task: Task, max_turns: int, timing: Timing) -> Iterator[str]:
@@ -17,7 +21,7 @@ def task_faults(task: Task, max_turns: int, timing: Timing) -> Iterator[str]:
     try:
         pickle.loads(pickle.dumps(task.make_env))
     except Exception as error:
-        yield f"make_env does not pickle, so no worker process can make it ({error})"
+        yield f"make_env does not pickle, so no worker process can make it ({in_words(error)})"
     play = Play(task, max_turns, timing)
     try:
         for check in (_types, _determinism, _rewards, _choices, _end, _state_keys):
@@ -27,46 +31,12 @@ def task_faults(task: Task, max_turns: int, timing: Timing) -> Iterator[str]:
 
 
 def _types(play: Play) -> Iterator[str]:
-    """Whatever is not what the protocol says; nothing else can be checked then."""
-    wrong = None
-    for number, answer in enumerate(play.heard(STRANGE)):
-        expected = StepResult if number else Observation
-        if not isinstance(answer, expected):
-            wrong = f"answer {number} is a {type(answer).__name__}, not the {expected.__name__} that was due"
-        elif isinstance(answer, StepResult):
-            wrong = _wrong_result(number, answer) or _wrong_observation(number, answer.observation)
-        else:
-            wrong = _wrong_observation(number, answer)
-        if wrong:
-            raise BrokenError(wrong)
-    if "{action}" not in play.task.answer_format:
-        raise BrokenError("its answer_format has no {action} in it")
-    if play.task.make_env() is play.task.make_env():
+    """Whatever is not what the protocol says ends the check here: `play` raises."""
+    first, *_ = play.heard(STRANGE)
+    if isinstance(first, Observation) and not first.text.strip():
+        raise BrokenError("the first observation has no text: the policy would have nothing to answer to")
+    if play.made() is play.made():
         yield "make_env gives the same object twice: siblings would share one episode"
-
-
-def _wrong_result(number: int, result: StepResult) -> str:
-    is_number = isinstance(result.reward, int | float) and not isinstance(result.reward, bool)
-    if not is_number or not math.isfinite(result.reward):
-        return f"the reward of answer {number} is {result.reward!r}, not a finite number"
-    if not isinstance(result.done, bool) or not (result.success is None or isinstance(result.success, bool)):
-        return f"done and success of answer {number} are {result.done!r} and {result.success!r}, not truth values"
-    if not isinstance(result.invalid, str):
-        return f"invalid of answer {number} is {result.invalid!r}, not a reason in one word or an empty text"
-    return ""
-
-
-def _wrong_observation(number: int, observation: object) -> str:
-    if not isinstance(observation, Observation) or not isinstance(observation.text, str):
-        return f"answer {number} holds no Observation with a text"
-    if not isinstance(observation.state_key, str):
-        return f"the state_key of answer {number} is {observation.state_key!r}, not a text"
-    choices = observation.choices
-    if not isinstance(choices, tuple) or not all(isinstance(choice, str) for choice in choices):
-        return f"the choices of answer {number} are no tuple of texts"
-    if number == 0 and not observation.text.strip():
-        return "the first observation has no text: the policy would have nothing to answer to"
-    return ""
 
 
 def _determinism(play: Play) -> Iterator[str]:
@@ -77,7 +47,7 @@ def _determinism(play: Play) -> Iterator[str]:
     alone = play.heard(script)
     if any(heard != alone for heard in _side_by_side(play, script, len(alone))):
         yield "two episodes played at the same time disturb each other: they share something that changes"
-    if play.task.demonstrate is not None and play.task.demonstrate(0) != play.task.demonstrate(0):
+    if expert_actions(play.task, 0) != expert_actions(play.task, 0):
         yield "demonstrate gives different actions for the same seed"
 
 
@@ -125,8 +95,8 @@ def _end(play: Play) -> Iterator[str]:
             continue
         for more in (action, *(play.task.answer_format.format(action=choice) for choice in first.choices[:10])):
             try:
-                after = env.step(more)
-            except Exception:  # which is the best an environment can do
+                after = play.step(env, more)
+            except BrokenError:  # which is the best an environment can do
                 continue
             if after.reward > 0 or not after.done:
                 yield "a step after the end goes on as if nothing had happened: raise, or answer done and no reward"
@@ -170,20 +140,42 @@ def expert_faults(tasks: Sequence[Task], *, num_seeds: int = 3) -> Iterator[str]
         yield f"none of {len(outcomes)} demonstrations solved its task"
 
 
+def deadly_fault(tasks: Sequence[Task], max_turns: int) -> str:
+    """What would end this process or keep it for ever, tried in another one; empty if there is no such thing."""
+    with Pool(num_workers=1, step_timeout=STEP_SECONDS) as pool:
+        for task in tasks:
+            try:
+                *_, last = _in_worker(pool, task, STRANGE[:max_turns])
+            except UserError:  # it returned something wrong, as other checks will say
+                continue
+            if isinstance(last, Failure) and pool.num_replaced:
+                return f"{task.id}: {in_words(last.error)}"
+    return ""
+
+
 def worker_faults(tasks: Sequence[Task], max_turns: int) -> Iterator[str]:
     """Another process has other hash seeds and none of the caller's variables, and must come to the same answers."""
-    with Pool(num_workers=1, step_timeout=60.0) as pool:
+    with Pool(num_workers=1, step_timeout=STEP_SECONDS) as pool:
         for task in tasks:
             play = Play(task, max_turns, Timing())
             here = play.heard(play.scripts[-1])
-            pool.open(0, task)
-            there = [answer for _, answer in pool.answers(1)]
-            for action in play.scripts[-1][: len(here) - 1]:
-                pool.step(0, action)
-                there += [answer for _, answer in pool.answers(1)]
-            pool.close(0)
+            there = list(_in_worker(pool, task, play.scripts[-1][: len(here) - 1]))
             failures = [answer for answer in there if isinstance(answer, Failure)]
             if failures:
-                yield f"{task.id}: it cannot be played in a worker process: {failures[0].error}"
+                yield f"{task.id}: it cannot be played in a worker process: {in_words(failures[0].error)}"
             elif there != here:
                 yield f"{task.id}: another process gave different answers (the order of a set, or something outside?)"
+
+
+def _in_worker(pool: Pool, task: Task, actions: Sequence[str]) -> Iterator[Answer]:
+    """All answers of an episode in a worker, as far as it goes."""
+    pool.open(0, task)
+    try:
+        for action in (*actions, None):
+            [(_, answer)] = pool.answers(1)
+            yield answer
+            if action is None or isinstance(answer, Failure) or (isinstance(answer, StepResult) and answer.done):
+                break
+            pool.step(0, action)
+    finally:
+        pool.close(0)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from spear_rl.rollout.contract import ContractError, acted, begun, checked_actions, with_place
 from spear_rl.rollout.env import Environment, Observation, StepResult, Task
 
 STRANGE = (
@@ -54,13 +56,22 @@ def expert_actions(task: Task, seed: int) -> list[str]:
     """What an expert says, in the words the task's instructions ask for; nothing where there is no expert."""
     if task.demonstrate is None:
         return []
-    try:
-        actions = task.demonstrate(seed)
-    except Exception as error:
-        raise BrokenError(f"demonstrate({seed}) raised {type(error).__name__}: {error}") from error
-    if not isinstance(actions, list | tuple) or not all(isinstance(action, str) for action in actions):
-        raise BrokenError(f"demonstrate({seed}) gives no list of texts")
+    with _in_a_sentence(f"demonstrate({seed})"):
+        actions = checked_actions(task.demonstrate(seed), lambda: f"demonstrate({seed})")
     return [task.answer_format.format(action=action) for action in actions]
+
+
+@contextmanager
+def _in_a_sentence(what: str) -> Iterator[None]:
+    """Whatever is raised but Ctrl-C, also SystemExit, is a BrokenError."""
+    try:
+        yield
+    except (KeyboardInterrupt, BrokenError):
+        raise
+    except ContractError as error:
+        raise BrokenError(error.what) from error
+    except BaseException as error:
+        raise BrokenError(f"{what} raised {with_place(error)}") from error
 
 
 class Play:
@@ -69,30 +80,28 @@ class Play:
     def __init__(self, task: Task, max_turns: int, timing: Timing) -> None:
         self.task, self._max_turns, self._timing = task, max_turns, timing
 
+    def made(self) -> Environment:
+        with _in_a_sentence("make_env"):
+            return self.task.make_env()
+
     def begun(self) -> tuple[Environment, Observation]:
         started = time.perf_counter()
-        try:
-            env = self.task.make_env()
-            first = env.reset()
-        except Exception as error:
-            raise BrokenError(f"reset raised {type(error).__name__}: {error}") from error
+        env = self.made()
+        with _in_a_sentence("reset"):
+            first = begun(env)
         self._timing.resets.append(time.perf_counter() - started)
         return env, first
 
     def step(self, env: Environment, action: str) -> StepResult:
         started = time.perf_counter()
-        try:
-            result = env.step(action)
-        except Exception as error:
-            raise BrokenError(f"told {action[:40]!r}, it raised {type(error).__name__}: {error}") from error
+        with _in_a_sentence(f"told {action[:40]!r}, it"):
+            result = acted(env, action)
         self._timing.steps.append(time.perf_counter() - started)
         return result
 
     def close(self, env: Environment) -> None:
-        try:
+        with _in_a_sentence("close"):
             env.close()
-        except Exception as error:
-            raise BrokenError(f"close raised {type(error).__name__}: {error}") from error
 
     def heard(self, actions: Sequence[str]) -> Heard:
         """All answers of an episode with these actions, as far as it goes."""
@@ -101,7 +110,7 @@ class Play:
         for action in actions[: self._max_turns]:
             result = self.step(env, action)
             answers.append(result)
-            if getattr(result, "done", True):
+            if result.done:
                 break
         self.close(env)
         return answers

@@ -50,7 +50,7 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Path, *, first_step: int | None = None) -> None:
-        self._folder, self._first_step = folder, first_step
+        self._folder, self._first_step = folder.absolute(), first_step
         self._path: Path | None = None
 
     def __call__(self, event: Event) -> None:
