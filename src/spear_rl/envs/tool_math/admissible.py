@@ -7,6 +7,7 @@ and a little punctuation; nothing that could be a piece of a program.
 from __future__ import annotations
 
 import re
+from unicodedata import category
 
 MAX_CHARACTERS = 2000
 MAX_NESTING = 50
@@ -27,7 +28,7 @@ def is_admissible(text: str) -> bool:
     return (
         len(text) <= MAX_CHARACTERS
         and _FORBIDDEN.search(text) is None
-        and all(character.isprintable() or character in "\n\t\r" for character in text)
+        and all(character.isprintable() or category(character) == "Zs" or character in "\n\t\r" for character in text)
         and _nesting(text) <= MAX_NESTING
         and all(_is_name(_argument(text, found.end())) for found in _NAMING.finditer(text))
     )

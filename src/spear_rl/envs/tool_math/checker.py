@@ -10,7 +10,8 @@ import logging
 import os
 import secrets
 import threading
-from functools import cache
+import weakref
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -43,14 +44,18 @@ class MathVerify:
         self._limits = Limits(seconds=timeout, memory_mb=MEMORY_MB, output_chars=200)
         self._backend = backend
         self._interpreter: Interpreter | None = None
-        self._lock, self._owner = threading.Lock(), os.getpid()
+        self._lock = threading.Lock()
         self._last_pid: int | None = None
         self.num_replaced = 0
         """Servers that died so far."""
+        _living.add(self)
 
     def __call__(self, gold: str, given: str) -> bool:
         """Whether they mean the same. What is refused, crashes, or takes too long is not the right answer."""
-        if not (is_admissible(gold) and is_admissible(given)):
+        if not is_admissible(gold):
+            _warn_of_reference(gold)
+            return False
+        if not is_admissible(given):
             return False
         if gold.split() == given.split():
             return bool(gold.strip())
@@ -69,8 +74,12 @@ class MathVerify:
         """End the server; the next question starts another."""
         with self._lock:
             interpreter, self._interpreter = self._interpreter, None
-        if interpreter is not None and self._owner == os.getpid():
+        if interpreter is not None:
             interpreter.close()
+
+    def forget(self) -> None:
+        """In a forked process: what it inherits belongs to its parent, the lock as it may be held included."""
+        self._lock, self._interpreter, self._last_pid = threading.Lock(), None, None
 
     def result(self, code: str) -> Result:
         """What code in a fresh fork of the warmed server comes to."""
@@ -91,8 +100,6 @@ class MathVerify:
         raise CheckerError(_refusal("the server of the sandbox keeps dying"))
 
     def _running(self) -> Interpreter:
-        if self._owner != os.getpid():  # what a fork inherits belongs to its parent, the lock as it may be held included
-            self._lock, self._owner, self._interpreter, self._last_pid = threading.Lock(), os.getpid(), None, None
         with self._lock:
             if self._interpreter is None:
                 cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -135,8 +142,24 @@ def _source() -> str:
     return Path(__file__).with_name("checker_process.py").read_text("utf-8") + "\nprepare()\n"
 
 
+@lru_cache(maxsize=1000)
+def _warn_of_reference(gold: str) -> None:
+    _log.warning("a reference answer is refused, so no answer to its problem is right: %.80r", gold)
+
+
 def _refusal(why: object) -> str:
     return (
         f"math-verify cannot compare answers safely here: {why}. Set task.options.verifier=exact, or "
         "task.options.backend=unsafe-subprocess to go without isolation"
     )
+
+
+_living: weakref.WeakSet[MathVerify] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for checker in list(_living):
+        checker.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)

@@ -53,7 +53,7 @@ LOADED = (
 """Packages that load modules when they first need them, which a sealed process cannot."""
 NOT_LOADED = re.compile(r"\.(?:tests|benchmarks|_pygrun|autowrap|matchpy_connector|mathml|runtests|core\.trace)(?:\.|$)")
 
-NUMBER = re.compile(r"\s*([+-]?)\s*(\d+|\d*\.\d+|\d+\.)((?:[eE][+-]?\d{1,4})?)\s*", re.ASCII)
+NUMBER = re.compile(r"\s*([+-]?)\s*(?:(\d+)(?:/(\d+))?|((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?))\s*", re.ASCII)
 
 HARMLESS = frozenset(("builtins.id", "sys._getframe"))
 """Of what Python reports to an audit hook, all that comparing answers takes."""
@@ -122,13 +122,12 @@ def inspect(answer: Any) -> None:
             raise _refusal("too many parts")
         if isinstance(node, str) and depth == 0:  # text that could not be read is compared as text
             continue
-        if not isinstance(node, (Basic, MatrixBase)) or not type(node).__module__.startswith(CLASSES):
-            if not isinstance(node, AppliedUndef):  # its class bears its name and belongs nowhere
-                raise _refusal(f"a {type(node).__name__}")
-        if isinstance(node, (Symbol, Str)):
-            check_name(node.name)
-        elif isinstance(node, AppliedUndef):
+        if isinstance(node, AppliedUndef):  # its class bears the name and belongs to no module
             check_function(type(node).__name__)
+        elif not isinstance(node, (Basic, MatrixBase)) or not type(node).__module__.startswith(CLASSES):
+            raise _refusal(f"a {type(node).__name__}")
+        elif isinstance(node, (Symbol, Str)):
+            check_name(node.name)
         if isinstance(node, Limit):
             children = node.args[:3]
         elif isinstance(node, MatrixBase):
@@ -227,15 +226,13 @@ def _refuse_text(*_: Any, **__: Any) -> Any:
 
 def as_number(text: str, *_: Any, **__: Any) -> Any:
     """The number that a text is, where sympy would evaluate the text. Nothing else is read from text."""
-    from sympy import Float, Integer
+    from sympy import Float, Rational
 
     found = NUMBER.fullmatch(text)
     if found is None:
         raise _refusal(f"the text {text!r:.80}")
-    sign, digits, exponent = found.groups()
-    if exponent or "." in digits:
-        return Float(sign + digits + exponent)
-    return Integer(sign + digits)
+    sign, above, below, decimal = found.groups()
+    return Float(sign + decimal) if decimal else Rational(int(sign + above), int(below or "1"))
 
 
 def as_function(variables: Any, expression: Any, *_: Any, **__: Any) -> Callable[..., Any]:
