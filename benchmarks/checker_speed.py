@@ -54,7 +54,9 @@ def main() -> None:
     checker = MathVerify(**({"backend": asked.backend} if asked.backend else {}))
     started = time.perf_counter()
     checker(r"\frac{1}{2}", "0.5")
-    print(f"math-verify {version('math-verify')}, sympy {version('sympy')}, Python {platform.python_version()}, ", end="")
+    print(
+        f"math-verify {version('math-verify')}, sympy {version('sympy')}, Python {platform.python_version()}, ", end=""
+    )
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; ready after {time.perf_counter() - started:.1f} s")
 
     def timed(question: tuple[str, str, bool], since: float | None = None) -> float:

@@ -67,9 +67,10 @@ def test_an_attack_is_neither_executed_nor_rewarded(checker, attack, tmp_path):
     tmp_path.chmod(0o777)
     mark = tmp_path / "executed"
     latex = spelled(attack, f"open({str(mark)!r}, 'w')")
-    for gold, given in ((GOLD, latex), (latex, GOLD), (latex, "7"), ("7", latex)):
-        assert not is_same_answer(gold, given, checker)
-        assert not checker(gold, given)
+    pairs = [(GOLD, latex), (latex, "7.5")]
+    if attack in NAMES:
+        pairs += [(latex, GOLD), ("7.5", latex), (latex, r"\text{x}"), ("x", latex)]
+    assert not any(is_same_answer(gold, given, checker) for gold, given in pairs)
     assert not mark.exists()
 
 
@@ -86,7 +87,9 @@ def test_each_layer_inside_the_sandbox_holds_without_the_ones_before_it(checker,
     """What an attack prints would be seen here."""
     code = f"import {MODULE} as checker\nGOLD = {GOLD!r}\n"
     if "alphabet" in layers:
-        code += "checker.check_name = checker.inspect = lambda *_: None\nchecker.FUNCTION = checker.re.compile('(?s).*')\n"
+        code += (
+            "checker.check_name = checker.inspect = lambda *_: None\nchecker.FUNCTION = checker.re.compile('(?s).*')\n"
+        )
     real = [attack for attack in NAMES if attack.executes]
     for attack in real[:: 6 if "alphabet" in layers else 3]:
         latex = spelled(attack, f"print('{TOKEN}')", classes=INSIDE)
@@ -103,7 +106,7 @@ def test_the_same_names_are_executed_where_nothing_is_mended(tmp_path):
     for number, attack in enumerate(real):
         for side, place in enumerate(("answer", "reference")):
             mark = tmp_path / f"{number} {place}"
-            latex = spelled(attack, f"import os;open(os.environ['MARK'],'w').write(os.environ['SECRET'])")
+            latex = spelled(attack, "import os;open(os.environ['MARK'],'w').write(os.environ['SECRET'])")
             questions.append((str(mark), *((GOLD, latex) if side == 0 else (latex, GOLD))))
     subprocess.run(
         [sys.executable, "-W", "ignore", "-c", UNPROTECTED],
@@ -192,7 +195,14 @@ def test_the_attacks_fail_for_an_ordinary_user_too(backend):
     except SandboxUnavailable as error:
         pytest.skip(str(error))
     arguments = ["-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", "tests/test_checker_attacks.py"]
-    command = [sys.executable, str(HERE / "sandbox_elsewhere.py"), "--user", *arguments, "-k", f"{backend} and not user"]
+    command = [
+        sys.executable,
+        str(HERE / "sandbox_elsewhere.py"),
+        "--user",
+        *arguments,
+        "-k",
+        f"{backend} and not user",
+    ]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=HERE.parent)
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-1000:]
     assert "passed" in ran.stdout

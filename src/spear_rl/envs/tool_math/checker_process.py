@@ -17,7 +17,7 @@ import pkgutil
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -51,7 +51,9 @@ LOADED = (
     *("sympy.strategies", "sympy.tensor", "sympy.utilities"),
 )
 """Packages that load modules when they first need them, which a sealed process cannot."""
-NOT_LOADED = re.compile(r"\.(?:tests|benchmarks|_pygrun|autowrap|matchpy_connector|mathml|runtests|core\.trace)(?:\.|$)")
+NOT_LOADED = re.compile(
+    r"\.(?:tests|benchmarks|_pygrun|autowrap|matchpy_connector|mathml|runtests|core\.trace)(?:\.|$)"
+)
 
 NUMBER = re.compile(r"\s*([+-]?)\s*(?:(\d+)(?:/(\d+))?|((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?))\s*", re.ASCII)
 
@@ -59,7 +61,7 @@ HARMLESS = frozenset(("builtins.id", "sys._getframe"))
 """Of what Python reports to an audit hook, all that comparing answers takes."""
 
 
-class Refused(BaseException):  # noqa: N818
+class Refused(BaseException):
     """Not an Exception: math-verify would take one for a formula it cannot read and look for a number instead."""
 
 
@@ -172,7 +174,7 @@ def _bits(node: Any) -> float:
     if isinstance(node, Add):
         return max(parts) + len(parts)
     if isinstance(node, Pow) and node.args[1].is_number:
-        return parts[0] * _power(parts[1]) if parts[0] > 1 else 1.0
+        return float(parts[0] * _power(parts[1])) if parts[0] > 1 else 1.0
     if isinstance(node, factorial):
         return _power(parts[0]) * parts[0]
     return max(parts, default=1.0)
@@ -205,7 +207,8 @@ def _close_evaluators() -> None:
     _replace(lambdify, as_function)
     math_verify.parser.parse_expr = lambda text, **_: latex2sympy2.latex2sympy(text.replace("**", "^"), is_real=True)
     # Its code depends on the number of variables alone: made beforehand, it needs no making.
-    build, built = MonomialOps._build, {}
+    build = MonomialOps._build
+    built: dict[str, Any] = {}
     for number in range(1, MAX_GENERATORS + 1):
         for name in ("mul", "pow", "mulpow", "ldiv", "div", "lcm", "gcd"):
             MonomialOps._build = lambda self, code, name: built.setdefault(code, build(self, code, name))
@@ -270,7 +273,7 @@ def _check_names() -> None:
     from sympy.core.symbol import Dummy, Str, Symbol, Wild
 
     for kind in (Symbol, Dummy, Wild, Str):
-        kind.__new__ = staticmethod(_checked(kind.__new__, _check_symbol))  # type: ignore[method-assign]
+        kind.__new__ = staticmethod(_checked(kind.__new__, _check_symbol))
     UndefinedFunction.__new__ = staticmethod(_checked(UndefinedFunction.__new__, check_function))
 
 
