@@ -27,6 +27,8 @@ TOKEN = "executed-7431"
 INSIDE = ("mpf", "mpc")
 """Classes that sympy's generated code sees where there is no numpy."""
 
+STEAL = "import os;f=open(os.environ['MARK'],'w');f.write(os.environ['SECRET']);f.close();os._exit(0)"
+
 # What the checker was: math-verify in a process like any other.
 UNPROTECTED = """
 import json, logging, os, sys
@@ -91,7 +93,7 @@ def test_each_layer_inside_the_sandbox_holds_without_the_ones_before_it(checker,
             "checker.check_name = checker.inspect = lambda *_: None\nchecker.FUNCTION = checker.re.compile('(?s).*')\n"
         )
     real = [attack for attack in NAMES if attack.executes]
-    for attack in real[:: 6 if "alphabet" in layers else 3]:
+    for attack in real[:: 10 if "alphabet" in layers else 4]:
         latex = spelled(attack, f"print('{TOKEN}')", classes=INSIDE)
         for gold, given in ((GOLD, latex), (latex, GOLD)):
             result = checker.result(f"{code}checker.reply('verdict', {gold!r}, {given!r})")
@@ -104,9 +106,9 @@ def test_the_same_names_are_executed_where_nothing_is_mended(tmp_path):
     assert len(real) > 20
     questions = []
     for number, attack in enumerate(real):
-        for side, place in enumerate(("answer", "reference")):
+        for side, place in enumerate(("answer", "reference") if number % 5 == 0 else ("answer",)):
             mark = tmp_path / f"{number} {place}"
-            latex = spelled(attack, "import os;open(os.environ['MARK'],'w').write(os.environ['SECRET'])")
+            latex = spelled(attack, STEAL)
             questions.append((str(mark), *((GOLD, latex) if side == 0 else (latex, GOLD))))
     subprocess.run(
         [sys.executable, "-W", "ignore", "-c", UNPROTECTED],
@@ -119,7 +121,10 @@ def test_the_same_names_are_executed_where_nothing_is_mended(tmp_path):
 def test_the_payload_of_the_tests_inside_the_sandbox_works_there():
     """Otherwise that nothing is executed would show nothing."""
     latex = spelled(NAMES[0], f"print('{TOKEN}')", classes=INSIDE)
-    code = f"from math_verify import parse, verify\nverify(parse({GOLD!r}), parse('\\\\boxed{{' + {latex!r} + '}}'))"
+    code = (
+        "from math_verify import parse, verify\n"
+        f"verify(*(parse('\\\\boxed{{' + text + '}}') for text in ({GOLD!r}, {latex!r})))"
+    )
     try:
         with Interpreter(Limits(seconds=60.0), packages=("math_verify",)) as interpreter:
             result = interpreter.run(code)

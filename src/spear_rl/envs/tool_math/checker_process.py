@@ -174,14 +174,14 @@ def _bits(node: Any) -> float:
     if isinstance(node, Add):
         return max(parts) + len(parts)
     if isinstance(node, Pow) and node.args[1].is_number:
-        return float(parts[0] * _power(parts[1])) if parts[0] > 1 else 1.0
+        return max(parts[0] * _power(parts[1]) if parts[0] > 1 else 1.0, parts[1])
     if isinstance(node, factorial):
         return _power(parts[0]) * parts[0]
     return max(parts, default=1.0)
 
 
 def _power(bits: float) -> float:
-    return 2.0 ** min(bits, 64.0)
+    return math.pow(2.0, min(bits, 64.0))
 
 
 def _load() -> None:
