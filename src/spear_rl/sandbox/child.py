@@ -11,7 +11,8 @@ import io
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import NoReturn
 
 from spear_rl.sandbox import namespaces
@@ -71,6 +72,13 @@ def rehearse(packages: Sequence[str]) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             notebook.run(cell)
     sys.modules["__main__"] = main
+
+
+def run_modules(sources: Mapping[str, str]) -> None:
+    """Make modules of trusted source, which the children find loaded."""
+    for name, source in sources.items():
+        module = sys.modules[name] = ModuleType(name)
+        exec(compile(source, f"<{name}>", "exec", dont_inherit=True), module.__dict__)
 
 
 def new_stream(name: str) -> int:

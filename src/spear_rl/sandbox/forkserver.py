@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -77,13 +77,15 @@ class ServerGoneError(Exception):
 class ForkServer:
     """A running server. All methods may be called from any thread."""
 
-    def __init__(self, limits: Limits, *, backend: str, packages: Sequence[str], spares: int) -> None:
+    def __init__(
+        self, limits: Limits, *, backend: str, packages: Sequence[str], modules: Mapping[str, str], spares: int
+    ) -> None:
         self._lock = threading.Lock()
         self._owner = os.getpid()
         self._control, theirs = socket.socketpair()
         settings = {
             "limits": asdict(limits), "backend": backend, "packages": list(packages), "spares": spares,
-            "path": [path for path in sys.path if os.path.isdir(path)], "home": str(HOME),
+            "modules": dict(modules), "path": [path for path in sys.path if os.path.isdir(path)], "home": str(HOME),
         }  # fmt: skip
         self._errors: Any = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the server)
         try:
@@ -112,6 +114,10 @@ class ForkServer:
     @property
     def backend(self) -> str:
         return str(self.about["backend"])
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def take(self) -> tuple[int, list[int]]:
         """(number of a fresh child, descriptors: code, reply, stdout, stderr)."""

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
@@ -64,6 +64,8 @@ class Interpreter:
     backend: "auto" takes the strongest of "namespaces" and "landlock" that works here and refuses where none does;
         "sandbox-fusion" hands the code to the service at `url`; "unsafe-subprocess" isolates nothing.
     packages: loaded beforehand; no other package can be imported.
+    modules: name -> source of modules that the code can import as well. They run once, in the server, outside the
+        sandbox and after the packages: what they import or change is there for every call. Name what you trust.
     max_running: how many calls run at once, twice the number of cores if not given; more wait their turn.
     spares: processes kept ready.
     """
@@ -74,6 +76,7 @@ class Interpreter:
         *,
         backend: str = "auto",
         packages: Sequence[str] = ("numpy", "sympy"),
+        modules: Mapping[str, str] | None = None,
         max_running: int | None = None,
         spares: int = 2,
         url: str | None = None,
@@ -84,6 +87,7 @@ class Interpreter:
             raise ValueError(f"url is given with backend={FUSION!r} and with no other")
         self.limits = limits or Limits()
         self._asked, self._packages, self._spares, self._url = backend, tuple(packages), spares, url
+        self._modules = dict(modules or {})
         self._places = threading.BoundedSemaphore(max_running or 2 * (os.cpu_count() or 1))
         self._lock, self._owner, self._is_closed = threading.Lock(), os.getpid(), False
         self._server: ForkServer | None = None
@@ -95,6 +99,11 @@ class Interpreter:
     def backend(self) -> str:
         """The one in use."""
         return self._asked if self._asked == FUSION else self._running_server().backend
+
+    @property
+    def pid(self) -> int | None:
+        """Of the server that this process started last; None where the code runs elsewhere."""
+        return self._server.pid if self._server is not None else None
 
     def run(self, code: str) -> Result:
         """Run code that starts from nothing and leaves nothing."""
@@ -153,7 +162,9 @@ class Interpreter:
                 self._server = None
             if self._server is None:
                 backend = self._asked
-                server = ForkServer(self.limits, backend=backend, packages=self._packages, spares=self._spares)
+                server = ForkServer(
+                    self.limits, backend=backend, packages=self._packages, modules=self._modules, spares=self._spares
+                )
                 self._finalizer = weakref.finalize(self, server.close)
                 self._server = server
                 if server.backend != UNSAFE:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from spear_rl.sandbox import isolation, landlock, namespaces
-from spear_rl.sandbox.child import RULESET, Stage, new_stream, rehearse
+from spear_rl.sandbox.child import RULESET, Stage, new_stream, rehearse, run_modules
 from spear_rl.sandbox.frames import ANSWER, COMMAND, END, FORGET, READY, SIGNAL, TAKE, frame, is_readable, read_exactly
 from spear_rl.sandbox.isolation import ISOLATING, UNSAFE, Isolation
 from spear_rl.sandbox.limits import Limits
@@ -120,6 +120,7 @@ def main(settings: dict[str, Any], control: socket.socket) -> None:
         _say(control, {"reasons": reasons})
         return
     packages, missing = preloaded(settings["packages"])
+    run_modules(settings["modules"])
     sys.path[:] = [path for path in standard if os.path.exists(path)]
     sys.path_importer_cache.clear()
     rehearse(settings["packages"])

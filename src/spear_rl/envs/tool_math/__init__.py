@@ -74,12 +74,12 @@ def tasks(
 def tool_math_env(problem: Problem, verifier: str, max_turns: int, sandbox: tuple[float, int, int, str]) -> ToolMathEnv:
     """An episode of a problem."""
     checkers: dict[str, Checker] = {"integer": integer, "exact": normalised}
-    checker = checkers.get(verifier, _lazy_math_verify)
+    checker = checkers.get(verifier) or partial(_lazy_math_verify, sandbox[3])
     return ToolMathEnv(problem, open_session=partial(open_session, *sandbox), checker=checker, max_turns=max_turns)
 
 
-def _lazy_math_verify(gold: str, given: str) -> bool:
-    return math_verify()(gold, given)
+def _lazy_math_verify(backend: str, gold: str, given: str) -> bool:
+    return math_verify(backend)(gold, given)
 
 
 def _chosen_verifier(verifier: str, panel: Sequence[Entry]) -> str:

@@ -27,7 +27,7 @@ def is_same_answer(gold: str, given: str, checker: Checker) -> bool:
 
     "1,024" and "1024." are the same, so are "025" and "25"; whether "1024" and "2^{10}" are, the checker says.
     """
-    if len(given) > MAX_ANSWER_CHARACTERS:
+    if max(len(gold), len(given)) > MAX_ANSWER_CHARACTERS:
         return False
     mine, other = as_integer(gold), as_integer(given)
     if mine is not None and other is not None:

@@ -1,169 +1,165 @@
-"""math-verify in a process of its own: it uses signals and so no threads, and a formula can keep it busy for ever.
+"""math-verify on answers that nobody has read: each comparison in a fork of its own, inside the sandbox.
 
-One process answers all questions of this one. It is replaced when it dies or does not answer in time.
+An answer, and a reference out of somebody's data set, is as untrusted as code: sympy makes code of formulas. What stops
+it, layer by layer, is in docs/security.md.
 """
 
 from __future__ import annotations
 
-import atexit
-import json
 import logging
 import os
-import selectors
-import subprocess
-import sys
+import secrets
 import threading
-import time
 import weakref
-from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
-from typing import Any
+from pathlib import Path
 
-from spear_rl.errors import MissingExtraError
+from spear_rl.envs.tool_math.admissible import is_admissible
+from spear_rl.errors import MissingExtraError, UserError
+from spear_rl.sandbox import Interpreter, Limits, Result, SandboxUnavailable
 
 _log = logging.getLogger(__name__)
 
-WORKER = "spear_rl.envs.tool_math.checker_process"
+MODULE = "answer_checker"
+"""What `checker_process` is called inside the sandbox."""
+MEMORY_MB = 1024
+MAX_SPARES = 8
+ATTEMPTS = 4
 
 
-class CheckerError(RuntimeError):
-    """The process that checks answers cannot be started."""
+class CheckerError(UserError):
+    """Answers cannot be compared here and now. Never the fault of an answer."""
 
 
 class MathVerify:
-    """Asks the process; safe to call from many threads.
+    """Compares answers; safe to call from many threads, which run side by side on as many cores as there are.
 
     Args:
-        timeout: seconds for one comparison.
-        start_timeout: seconds the process may take to be ready.
-        command: what to start instead.
+        timeout: seconds for one comparison; waiting for a core does not count.
+        backend: of the sandbox.
     """
 
-    def __init__(
-        self, *, timeout: float = 10.0, start_timeout: float = 120.0, command: tuple[str, ...] | None = None
-    ) -> None:
-        self._timeout, self._start_timeout = timeout, start_timeout
-        self._command = command or (sys.executable, "-m", WORKER)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._owner = 0
+    def __init__(self, *, timeout: float = 10.0, backend: str = "auto") -> None:
+        self._limits = Limits(seconds=timeout, memory_mb=MEMORY_MB, output_chars=200)
+        self._backend = backend
+        self._interpreter: Interpreter | None = None
         self._lock = threading.Lock()
+        self._last_pid: int | None = None
         self.num_replaced = 0
-        """Processes that died or hung so far."""
+        """Servers that died so far."""
         _living.add(self)
 
     def __call__(self, gold: str, given: str) -> bool:
-        """Whether they mean the same. An answer that two processes in a row die of or hang on is not the right one."""
-        question = json.dumps([gold, given]).encode() + b"\n"
-        with self._lock:
-            for _ in range(2):
-                process = self._running()
-                answer = self._answer(process, question)
-                if answer is not None:
-                    return bool(json.loads(answer))
-                self._replace(process, "died" if process.poll() is not None else "did not answer in time", given)
-        return False
+        """Whether they mean the same. What is refused, crashes, or takes too long is not the right answer."""
+        if not is_admissible(gold):
+            _warn_of_reference(gold)
+            return False
+        if not is_admissible(given):
+            return False
+        if gold.split() == given.split():
+            return bool(gold.strip())
+        token = secrets.token_hex(8)
+        result = self.result(f"import {MODULE}\n{MODULE}.reply({token!r}, {gold!r}, {given!r})")
+        if result.error is not None:
+            _log.debug("an answer was not compared (%s): %.80r", result.error.strip()[-200:], given)
+        return result.error is None and result.stdout == f"{token} same\n"
 
     @property
     def pid(self) -> int | None:
-        return self._process.pid if self._process is not None else None
+        """Of the server, from which each comparison is forked."""
+        return self._interpreter.pid if self._interpreter is not None else None
 
     def close(self) -> None:
-        """End the process; the next question starts another."""
-        process, self._process = self._process, None
-        if process is not None and self._owner == os.getpid():
-            _end(process)
+        """End the server; the next question starts another."""
+        with self._lock:
+            interpreter, self._interpreter = self._interpreter, None
+        if interpreter is not None:
+            interpreter.close()
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
-            # After a fork the process is the parent's: talking to it would mix up the answers of both.
-            if self._process is not None and self._owner == os.getpid():
-                self._replace(self._process, "died", "")
-            self._process, self._owner = self._started(), os.getpid()
-        return self._process
+    def forget(self) -> None:
+        """In a forked process: what it inherits belongs to its parent, the lock as it may be held included."""
+        self._lock, self._interpreter, self._last_pid = threading.Lock(), None, None
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        path = os.pathsep.join(entry for entry in sys.path if entry)
-        process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": path},
-            start_new_session=True,  # Ctrl-C is for us
-        )
-        if _line(process, self._start_timeout) is None:
-            _end(process)
-            raise CheckerError(f"the process that checks answers did not start: {' '.join(self._command)}")
-        return process
+    def result(self, code: str) -> Result:
+        """What code in a fresh fork of the warmed server comes to."""
+        failed_with: int | None = None
+        for _ in range(ATTEMPTS):
+            interpreter = self._running()
+            try:
+                result, pid = interpreter.run(code), interpreter.pid
+            except SandboxUnavailable as error:
+                raise CheckerError(_refusal(error)) from error
+            except RuntimeError:  # another thread closed it
+                continue
+            self._count(pid)
+            # Did the fork die by itself, or with its server? A second one tells: a dead server would be replaced first.
+            if result.error is None or result.timed_out or pid == failed_with:
+                return result
+            failed_with = pid
+        raise CheckerError(_refusal("the server of the sandbox keeps dying"))
 
-    def _answer(self, process: subprocess.Popen[bytes], question: bytes) -> bytes | None:
-        assert process.stdin is not None
-        try:
-            process.stdin.write(question)
-            process.stdin.flush()
-        except OSError:
-            _wait(process)
-            return None
-        return _line(process, self._timeout)
+    def _running(self) -> Interpreter:
+        with self._lock:
+            if self._interpreter is None:
+                cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+                try:
+                    self._interpreter = Interpreter(
+                        self._limits,
+                        backend=self._backend,
+                        packages=("math_verify",),
+                        modules={MODULE: _source()},
+                        max_running=cores,
+                        spares=min(cores, MAX_SPARES),
+                    )
+                except SandboxUnavailable as error:
+                    raise CheckerError(_refusal(error)) from error
+                self._last_pid = self._interpreter.pid
+            return self._interpreter
 
-    def _replace(self, process: subprocess.Popen[bytes], why: str, given: str) -> None:
-        _log.warning("the process that checks answers %s and is replaced; the answer was %.80r", why, given)
-        self.num_replaced += 1
-        self._process = None
-        _end(process)
+    def _count(self, pid: int | None) -> None:
+        with self._lock:
+            self.num_replaced += pid != self._last_pid
+            self._last_pid = pid
 
 
 @cache
-def math_verify() -> MathVerify:
-    """The one of this process."""
+def math_verify(backend: str = "auto") -> MathVerify:
+    """The one of this process and backend."""
     if not has_math_verify():
         raise MissingExtraError(
             "task.options.verifier=math-verify needs its extra: pip install 'spear-rl[math]', or set it to exact"
         )
-    return MathVerify()
+    return MathVerify(backend=backend)
 
 
 def has_math_verify() -> bool:
     return find_spec("math_verify") is not None
 
 
-def _line(process: subprocess.Popen[bytes], timeout: float) -> bytes | None:
-    """The next line of its output; None if it ends or does not come in time."""
-    assert process.stdout is not None
-    received, deadline = b"", time.monotonic() + timeout
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        while not received.endswith(b"\n"):
-            if not selector.select(max(deadline - time.monotonic(), 0)):
-                return None
-            chunk = os.read(process.stdout.fileno(), 1 << 16)
-            if not chunk:
-                _wait(process)
-                return None
-            received += chunk
-    return received
+@cache
+def _source() -> str:
+    return Path(__file__).with_name("checker_process.py").read_text("utf-8") + "\nprepare()\n"
 
 
-def _wait(process: subprocess.Popen[bytes]) -> None:
-    """Its pipe has ended, and so will it; that it died and did not hang must be seen."""
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=1.0)
+@lru_cache(maxsize=1000)
+def _warn_of_reference(gold: str) -> None:
+    _log.warning("a reference answer is refused, so no answer to its problem is right: %.80r", gold)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        with suppress(OSError):
-            if pipe is not None:
-                pipe.close()
+def _refusal(why: object) -> str:
+    return (
+        f"math-verify cannot compare answers safely here: {why}. Set task.options.verifier=exact, or "
+        "task.options.backend=unsafe-subprocess to go without isolation"
+    )
 
 
-_living: weakref.WeakSet[Any] = weakref.WeakSet()
+_living: weakref.WeakSet[MathVerify] = weakref.WeakSet()
 
 
-@atexit.register
-def _close_all() -> None:
+def _forget_all() -> None:
     for checker in list(_living):
-        checker.close()
+        checker.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
