@@ -34,7 +34,6 @@ class Stage:
 
     def __init__(self, held: Isolation, *, hidden_paths: Sequence[str]) -> None:
         self._held = held
-        self._null = os.open(os.devnull, os.O_RDONLY)
         self._texts = text_stream(1), text_stream(2)
         sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), encoding="utf-8")
         sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__ = self._texts  # type: ignore[misc, assignment]
@@ -48,7 +47,9 @@ class Stage:
     def play(self, requests: int, replies: int, streams: list[int], *, server: int) -> NoReturn:
         """The whole life of a child; it never returns into the server's code."""
         try:
-            _take_descriptors([self._null, *streams, requests, replies], keep=self._held.ruleset)
+            # Opened anew: the flags of a descriptor that children share would be a channel between them.
+            null = os.open(os.devnull, os.O_RDONLY)
+            _take_descriptors([null, *streams, requests, replies], keep=self._held.ruleset)
             os.setsid()  # no terminal, a process group of its own, and its own share of a busy processor
             freshen_randomness()
             self._held.confine(server)
