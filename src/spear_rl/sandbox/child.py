@@ -22,6 +22,7 @@ from spear_rl.sandbox.isolation import Isolation
 REQUESTS, REPLIES = 3, 4
 RULESET, MOVING = 100, 200
 """Where descriptors are kept, and parked while they are renumbered: beyond what a child uses."""
+PIPE_BYTES = 16384
 REHEARSAL = {
     "numpy": "from numpy import *\nlinalg.solve(eye(2), ones(2))",
     "sympy": "from sympy import *\nx = Symbol('x')\n"
@@ -72,6 +73,15 @@ def rehearse(packages: Sequence[str]) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             notebook.run(cell)
     sys.modules["__main__"] = main
+
+
+def new_pipe() -> tuple[int, int]:
+    """A small pipe: pages of pipes count against the user, and every open session holds two."""
+    reader, writer = os.pipe()
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    return reader, writer
 
 
 def new_stream(name: str) -> int:

@@ -25,8 +25,8 @@ FUSION = "sandbox-fusion"
 BACKENDS = ("auto", *ISOLATING, UNSAFE, FUSION)
 FEATURES = ("landlock", "user", "oom_score_adj", "cgroup")
 UNSAFE_WARNING = (
-    f"UNSAFE: backend={UNSAFE!r} runs untrusted code WITHOUT ISOLATION. It can read and change every file of this user, "
-    "use the network and outlive this program. Use backend='auto' for anything a model writes."
+    f"UNSAFE: backend={UNSAFE!r} runs untrusted code WITHOUT ISOLATION. It can read and change every file of this "
+    "user, use the network and outlive this program. Use backend='auto' for code that a model writes."
 )
 
 log = logging.getLogger("spear_rl.sandbox")

@@ -1,4 +1,4 @@
-"""A semaphore that serves in the order of arrival. threading's lets a caller that comes again overtake those who wait."""
+"""A first-in-first-out semaphore. With the one of `threading` a caller in a loop overtakes those who wait."""
 
 from __future__ import annotations
 

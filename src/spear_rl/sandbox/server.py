@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from spear_rl.sandbox import isolation, kernel, landlock, namespaces
-from spear_rl.sandbox.child import RULESET, Stage, new_stream, rehearse
+from spear_rl.sandbox.child import RULESET, Stage, new_pipe, new_stream, rehearse
 from spear_rl.sandbox.frames import ANSWER, COMMAND, END, FORGET, READY, SIGNAL, TAKE, frame, is_readable, read_exactly
 from spear_rl.sandbox.isolation import ISOLATING, UNSAFE, Isolation
 from spear_rl.sandbox.limits import Limits
@@ -80,8 +80,8 @@ class Server:
 
     def _forked(self) -> tuple[int, list[int]]:
         """(number, the interpreter's four descriptors) of a new child."""
-        code_in, code_out = os.pipe()
-        reply_in, reply_out = os.pipe()
+        code_in, code_out = new_pipe()
+        reply_in, reply_out = new_pipe()
         streams = [new_stream("stdout"), new_stream("stderr")]
         try:
             server, pid = os.getpid(), os.fork()
@@ -143,10 +143,12 @@ def main(settings: dict[str, Any], control: socket.socket) -> None:
     about = {"backend": backend, "landlock": number, "user": user, "oom_score_adj": oom}
     _say(control, about | {"missing": missing, "reasons": reasons})
     prefixes = {os.path.dirname(path) for path in [*standard, *packages]} - {"/"}
+    spares = int(settings["spares"])
+    settings.clear()  # a child can read this memory, and need not know the trainer's import path
     stage = Stage(held, hidden_paths=sorted({*prefixes, *standard}))
     gc.collect()
     gc.freeze()
-    Server(control, stage, can_multiply=backend == UNSAFE, spares=settings["spares"]).serve()
+    Server(control, stage, can_multiply=backend == UNSAFE, spares=spares).serve()
 
 
 def _chosen(asked: str, uid: int | None) -> tuple[str | None, dict[str, str]]:
