@@ -337,11 +337,13 @@ def test_a_hierarchy_shown_from_a_group_on_is_understood(tmp_path):
     assert group.path.parent == tmp_path / "sys/fs/cgroup"
 
 
-@pytest.mark.parametrize("what", ["no controllers", "no hierarchy", "outside", "no proc", "read-only"])
+@pytest.mark.parametrize("what", ["no controllers", "no hierarchy", "outside", "version 1", "no proc", "read-only"])
 def test_where_no_group_can_be_made_the_reason_is_given_and_nothing_is_left(tmp_path, monkeypatch, what):
     if what != "no proc":
         own = "/../.." if what == "outside" else "/a"
         fake(tmp_path, own=own, controllers={"/": "" if what == "no controllers" else "memory", "/a": ""})
+    if what == "version 1":
+        (tmp_path / "proc/self/cgroup").write_text("4:memory:/a\n")
     if what == "no hierarchy":
         (tmp_path / "proc/self/mountinfo").write_text("22 1 254:0 / / rw - ext4 /dev/vda rw\n")
     if what == "read-only":

@@ -54,7 +54,7 @@ def limits_for(*, memory_bytes: int, max_processes: int) -> dict[str, dict[str, 
 
 def group_of(pid: int, limits: Mapping[str, Mapping[str, int]], *, root: Path = Path("/")) -> Group:
     """Put a process into a new group with these limits, as far as the controllers are there."""
-    why = "no cgroup v2 hierarchy is mounted"
+    why = "no cgroup v2 hierarchy shows the group of this process"
     try:
         for parent in _parents(root):
             enabled = (parent / "cgroup.subtree_control").read_text().split()
@@ -79,12 +79,12 @@ def group_of(pid: int, limits: Mapping[str, Mapping[str, int]], *, root: Path = 
 def _parents(root: Path) -> Iterator[Path]:
     """Where a group can be made: this process's own, and the one above, whose children may have controllers while a
     group with processes in it cannot enable any."""
-    own = next(line[3:] for line in _lines(root / "proc/self/cgroup") if line.startswith("0::"))
+    own = next((line[3:] for line in _lines(root / "proc/self/cgroup") if line.startswith("0::")), "..")
     for line in _lines(root / "proc/self/mountinfo"):
         fields, _, filesystem = line.partition(" - ")
         if filesystem.startswith("cgroup2 "):
             shown, point = fields.split()[3:5]
-            if os.path.commonpath([own, shown]) == shown and ".." not in own:
+            if ".." not in own and os.path.commonpath([own, shown]) == shown:
                 top = root / point.lstrip("/")
                 inner = Path(os.path.relpath(own, shown))
                 yield top / inner
