@@ -145,6 +145,24 @@ def test_the_jail_does_not_even_tell_what_exists():
         assert jail.run(code).stdout == "[False, False, False, True]\n"
 
 
+def test_the_jail_does_not_tell_who_and_where_it_is():
+    with made("namespaces") as jail:
+        code = "import os\nos.uname().nodename, os.getuid(), os.getgid(), set(os.getgroups()) - {1000, 65534}"
+        assert jail.run(code).stdout == "('sandbox', 1000, 1000, set())\n"
+
+
+def test_what_a_child_finds_of_its_server_does_not_name_the_trainers_import_path(jail):
+    code = """
+import sys
+frame = sys._getframe()
+while frame.f_back:
+    frame = frame.f_back
+    if isinstance(settings := frame.f_locals.get("settings"), dict):
+        print(settings)
+"""
+    assert set(jail.run(code).stdout.split()) == {"{}"}
+
+
 def test_an_alarm_works_as_a_time_limit_of_the_codes_own(pool):
     code = """
 import signal

@@ -161,7 +161,7 @@ class Interpreter:
                 if self._alive.pop(id(session), None) or len(self._alive) < self._max_sessions:
                     self._alive[id(session)] = weakref.ref(session)
                     return
-            if not self._evict("max_sessions are open: raise it or open fewer"):
+            if not self._evict(f"{self._max_sessions} are open: raise max_sessions or open fewer at once"):
                 time.sleep(0.001)  # one that was idle has just been called
 
     def _dismiss(self, session: Session) -> None:
