@@ -12,6 +12,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from spear_rl.sandbox.syscalls import CHECKED
+
 PRELUDE = """
 import ctypes, errno, os, signal, socket, struct, subprocess, sys, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -168,7 +170,10 @@ attempt(lambda: kernel(@rt_sigqueueinfo@, @pid@, signal.SIGURG, info))
 """, control="root"),
     Attack("have the kernel signal a process about a pipe", """
 import fcntl
-reader, writer = os.pipe()
+try:
+    reader, writer = os.pipe()
+except OSError:
+    reader, writer = 3, 4  # those it was born with
 attempt(fcntl.fcntl, reader, fcntl.F_SETOWN, @pid@)
 attempt(fcntl.fcntl, reader, 10, signal.SIGURG)
 try:
@@ -204,6 +209,156 @@ attempt(lambda: kernel(@msgget@, 0x5EA4, 0o1666))
 attempt(lambda: kernel(@mq_open@, b"@mark@", os.O_CREAT | os.O_RDWR, 0o666, 0))
 from multiprocessing import shared_memory
 attempt(lambda: shared_memory.SharedMemory("@mark@", create=True, size=4096))
+""", control="always"),
+]
+
+# By which episodes could signal each other, watch processes of the host, or use up what the host's user has.
+CHANNELS = [
+    Attack("queue signals to itself", """
+number = signal.SIGRTMIN + 3
+signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+for _ in range(2000):
+    os.kill(os.getpid(), number)
+count = 0
+while signal.sigtimedwait([number], 0) is not None:
+    count += 1
+print("PWNED" if count > 1 else "refused", count)
+""", control="always"),
+    Attack("queue signals by other calls", """
+info = ctypes.create_string_buffer(struct.pack("iii", signal.SIGRTMIN, 0, -1), 128)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN])
+attempt(lambda: kernel(@rt_sigqueueinfo@, os.getpid(), signal.SIGRTMIN, info))
+attempt(lambda: kernel(@rt_tgsigqueueinfo@, os.getpid(), os.getpid(), signal.SIGRTMIN, info))
+event, timer = ctypes.create_string_buffer(struct.pack("Qii", 0, signal.SIGRTMIN, 0), 64), ctypes.c_int()
+attempt(lambda: kernel(@timer_create@, 1, event, ctypes.byref(timer)))
+attempt(lambda: kernel(@timerfd_create@, 1, 0))
+""", control="always"),
+    Attack("processor time of another process", """
+span = ctypes.create_string_buffer(bytes(16), 16)
+for pid in (@pid@, @parent@, os.getppid(), 1):
+    for kind in range(8):  # profile, virtual and scheduled time, of a process and of a thread
+        number = ctypes.c_int(~pid << 3 | kind).value
+        attempt(time.clock_gettime, number)
+        attempt(time.clock_getres, number)
+        attempt(lambda: kernel(@clock_nanosleep@, number, 0, span, 0))
+        attempt(lambda: kernel(@clock_gettime@, number & 0xFFFFFFFF, span))
+""", control="always"),
+    Attack("clocks of devices and unknown ones", """
+span = ctypes.create_string_buffer(16)
+for number in (*(ctypes.c_int(~fd << 3 | 3).value for fd in range(5)), *range(12, 80), 1 << 20, -1, -(1 << 31)):
+    try:
+        kernel(@clock_gettime@, number, span)
+        print("PWNED", number)
+    except OSError as error:
+        print("refused" if error.errno == errno.EPERM else f"PWNED: the kernel looked at {number}: {error}")
+"""),
+    Attack("scheduling of another process", """
+import resource
+buffer = ctypes.create_string_buffer(128)
+for pid in (@pid@, os.getppid()):
+    attempt(os.sched_getaffinity, pid)
+    attempt(lambda: kernel(@sched_getaffinity@, pid | 1 << 40, 128, buffer))
+    attempt(os.sched_getscheduler, pid)
+    attempt(os.sched_getparam, pid)
+    attempt(os.sched_rr_get_interval, pid)
+    attempt(lambda: kernel(@sched_getattr@, pid, buffer, 48, 0))
+    attempt(os.getpriority, os.PRIO_PROCESS, pid)
+    attempt(lambda: kernel(@ioprio_get@, 1, pid))
+    attempt(resource.prlimit, pid, resource.RLIMIT_AS)
+    attempt(os.getpgid, pid)
+    attempt(os.getsid, pid)
+    attempt(lambda: kernel(@get_robust_list@, pid, buffer, ctypes.addressof(buffer) + 8))
+    attempt(lambda: kernel(@kcmp@, pid, pid, 0, 0, 0))
+""", control="always"),
+    Attack("a futex on a file that others read", """
+import mmap
+file = open(os.__file__, "rb")
+libc.mmap.restype = ctypes.c_void_p
+page = libc.mmap(None, ctypes.c_size_t(4096), mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), ctypes.c_long(0))
+own = ctypes.create_string_buffer(64)
+late = ctypes.create_string_buffer(16)
+for operation in range(16):
+    for flags in (0, 256):
+        for address in (page, ctypes.addressof(own)):
+            try:
+                kernel(@futex@, address, operation | flags, 1, late, ctypes.addressof(own) + 32, 0)
+                print("PWNED", operation, flags)
+            except OSError as error:
+                print("refused" if error.errno == errno.EPERM else f"PWNED: {operation} reached the kernel: {error}")
+""", control="always"),
+    Attack("a futex that names its owner", """
+late = ctypes.create_string_buffer(16)
+for pid in (@pid@, os.getppid()):
+    for operation in (6, 7, 8, 11, 12, 13):
+        word = ctypes.create_string_buffer(struct.pack("I", pid), 64)
+        try:
+            kernel(@futex@, word, operation | 128, 1, late, ctypes.addressof(word) + 32, pid)
+            print("PWNED", operation)
+        except OSError as error:
+            print("refused" if error.errno == errno.EPERM else f"PWNED: {operation} reached the kernel: {error}")
+""", control="always"),
+    Attack("waits on several futexes", _attempts("kernel(449, 0, 0, 0, 0, 0)", "kernel(454, 0, 0, 0, 0)", "kernel(455, 0, 0, 0, 0, 0, 0)")),
+    Attack("locks and leases on files that others read", """
+import fcntl
+file = open(os.__file__, "rb")
+whole = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+attempt(lambda: fcntl.fcntl(file, 37, whole))  # F_OFD_SETLK
+attempt(lambda: fcntl.fcntl(file, 36, whole))  # F_OFD_GETLK
+attempt(lambda: fcntl.fcntl(file, fcntl.F_GETLK, whole))
+attempt(lambda: fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK))
+attempt(lambda: fcntl.fcntl(file, fcntl.F_GETLEASE))
+attempt(lambda: fcntl.fcntl(os.open(os.path.dirname(os.__file__), os.O_RDONLY), fcntl.F_NOTIFY, 1))
+attempt(lambda: fcntl.fcntl(file, fcntl.F_SETOWN, os.getpid()))
+attempt(lambda: fcntl.fcntl(file, 15, struct.pack("ii", 1, os.getpid())))  # F_SETOWN_EX
+attempt(lambda: fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB))
+""", control="always"),
+    Attack("watch files that others read", _attempts(
+        "kernel(@inotify_init1@, 0)", "kernel(@fanotify_init@, 0, 0)", "kernel(@epoll_create1@, 0)", "kernel(@eventfd2@, 0, 0)",
+        "kernel(@signalfd4@, -1, ctypes.create_string_buffer(8), 8, 0)"), control="always"),
+    Attack("flags that act on the disk or on others", """
+import fcntl
+file = open(os.__file__, "rb")
+attempt(os.open, os.__file__, os.O_RDONLY | os.O_DIRECT)
+attempt(os.open, os.__file__, os.O_RDONLY | os.O_NOATIME)
+attempt(lambda: fcntl.fcntl(file, fcntl.F_SETFL, os.O_DIRECT))
+attempt(lambda: fcntl.fcntl(0, fcntl.F_SETFL, os.O_ASYNC))
+attempt(lambda: fcntl.fcntl(0, 1031, 1 << 20))  # F_SETPIPE_SZ
+attempt(lambda: fcntl.fcntl(1, 1033, 1))  # F_ADD_SEALS
+"""),
+    Attack("pages of the user's pipes", _attempts("os.pipe()", "os.pipe2(0)", "[os.pipe() for _ in range(25)]"), control="always"),
+    Attack("pages shared with others", """
+import mmap
+buffer = mmap.mmap(-1, 1 << 16)
+def advise(advice):
+    address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+    return kernel(@madvise@, address, 1 << 16, advice)
+for advice in (9, 12, 20, 21, 25, 100, 101):  # remove, mergeable, cold, pageout, collapse, hwpoison, soft_offline
+    attempt(advise, advice)
+for flags in (0x40000, 0x2000, 0x40000 | 21 << 26):  # huge pages of the host, locked pages
+    attempt(lambda: kernel(@mmap@, 0, 1 << 21, 3, 0x22 | flags, -1, 0))
+"""),
+    Attack("what the page cache holds", """
+import mmap
+file = open(os.__file__, "rb")
+page = mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ)
+attempt(lambda: kernel(@mincore@, 0x10000, 4096, ctypes.create_string_buffer(8)))
+attempt(lambda: os.preadv(file.fileno(), [bytearray(64)], 0, 8))  # RWF_NOWAIT
+attempt(lambda: kernel(451, file.fileno(), ctypes.create_string_buffer(16), ctypes.create_string_buffer(64), 0))  # cachestat
+attempt(lambda: kernel(@readahead@, file.fileno(), 0, 4096))
+attempt(lambda: kernel(@sync_file_range@, file.fileno(), 0, 4096, 0))
+"""),
+    Attack("how busy the host is", """
+buffer = ctypes.create_string_buffer(512)
+attempt(lambda: kernel(@sysinfo@, buffer))
+attempt(os.getloadavg)
+attempt(os.statvfs, "/")
+attempt(os.fstatvfs, 1)
+attempt(lambda: open("/proc/stat").read())
+attempt(lambda: open("/proc/self/status").read())
+attempt(lambda: open("/proc/meminfo").read())
+attempt(lambda: open("/proc/pressure/cpu").read())
+attempt(lambda: kernel(@membarrier@, 0, 0, 0))
+attempt(lambda: kernel(@getrandom@, buffer, 8, 2))
 """, control="always"),
 ]
 
@@ -546,12 +701,20 @@ FORBIDDEN: dict[str, tuple[int | None, int | None]] = {
     "set_mempolicy": (238, 237), "migrate_pages": (256, 238), "move_pages": (279, 239),
     "remap_file_pages": (216, 234), "pkey_alloc": (330, 289), "lookup_dcookie": (212, 18), "vhangup": (153, 58),
     "modify_ldt": (154, None), "membarrier": (324, 283), "mincore": (27, 232), "sysinfo": (99, 179),
+    "getpriority": (140, 141), "ioprio_get": (252, 31), "sched_getscheduler": (145, 120), "sched_getparam": (143, 121),
+    "sched_setparam": (142, 118), "sched_getattr": (315, 275), "sched_rr_get_interval": (148, 127),
+    "get_robust_list": (274, 100), "set_robust_list": (273, 99), "set_tid_address": (218, 96), "getpgid": (121, 155),
+    "getsid": (124, 156), "fstatfs": (138, 44), "preadv2": (327, 286), "pwritev2": (328, 287), "readahead": (187, 213),
+    "pipe": (22, None), "pipe2": (293, 59), "sync_file_range": (277, 84), "timer_settime": (223, 110), "wait4": (61, 260),
+    "waitid": (247, 95), "epoll_create": (213, None), "eventfd": (284, None), "inotify_init": (253, None),
+    "signalfd": (282, None), "pkey_mprotect": (329, 288), "rseq": (334, 293), "futex_waitv": (449, 449),
+    "process_mrelease": (448, 448), "get_mempolicy": (239, 236), "landlock_create_ruleset": (444, 444),
 }
 """System calls by number on x86_64 and aarch64; the filter must not let one of them reach the kernel."""
 # fmt: on
 
 GROUPS = {
-    "files": FILES, "others": OTHERS, "network": NETWORK, "processes": PROCESSES, "resources": RESOURCES,
+    "files": FILES, "others": OTHERS, "channels": CHANNELS, "network": NETWORK, "processes": PROCESSES, "resources": RESOURCES,
     "crashes": CRASHES, "machine": MACHINE,
 }  # fmt: skip
 ATTACKS = [(f"{group}: {attack.name}", attack) for group, attacks in GROUPS.items() for attack in attacks]
@@ -575,7 +738,6 @@ def header_numbers(machine: str) -> dict[str, int]:
 
 
 def numbers_here() -> dict[str, int]:
-    """name -> number on this processor of what FORBIDDEN names and this processor has, and of tgkill."""
+    """name -> number on this processor of what FORBIDDEN and the sandbox's own table of checked calls name."""
     column = ["x86_64", "aarch64"].index(platform.machine())
-    own = {**FORBIDDEN, "tgkill": (234, 131)}
-    return {name: number for name, both in own.items() if (number := both[column]) is not None}
+    return {name: number for name, both in (CHECKED | FORBIDDEN).items() if (number := both[column]) is not None}

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from conftest import random_batch
-from spear_rl import doctor
+from spear_rl import doctor, sandbox
 from spear_rl.config import Config, load
 from spear_rl.engines.base import Term
 from spear_rl.engines.hf import HFEngine
@@ -231,3 +231,17 @@ def test_gpu_memory_is_what_the_driver_says_less_what_others_need(monkeypatch, f
     assert rows["device"] == "cuda:0"
     assert rows["dtype"].startswith("bfloat16")
     assert rows["generation"] == "vLLM, in this process"
+
+
+def test_the_isolation_of_untrusted_code_is_reported():
+    told = dict(doctor.sandbox())
+    assert told["sandbox backend"] in ("namespaces", "landlock") or "cannot isolate" in told["sandbox"]
+    assert {"sandbox oom_score_adj", "sandbox cgroup"} <= set(told) or "sandbox" in told
+
+
+def test_a_machine_that_cannot_isolate_is_told(monkeypatch):
+    def refuse(**_: object) -> None:
+        raise sandbox.SandboxUnavailable("this machine cannot isolate untrusted code")
+
+    monkeypatch.setattr(doctor, "Interpreter", refuse)
+    assert dict(doctor.sandbox()) == {"sandbox": "this machine cannot isolate untrusted code"}

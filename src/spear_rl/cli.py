@@ -241,7 +241,7 @@ def doctor(settings: Overrides = None) -> None:
 
     config = configuration.load(source, overrides)
     table = Table("what", "here")
-    for name, value in [*diagnosis.machine(), *diagnosis.engine(config)]:
+    for name, value in [*diagnosis.machine(), *diagnosis.sandbox(), *diagnosis.engine(config)]:
         table.add_row(name, value)
     console.print(table)
     if config.engine.model in TINY_SIZES:

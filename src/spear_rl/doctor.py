@@ -21,6 +21,7 @@ from spear_rl.engines.models import loading_error
 from spear_rl.engines.place import chosen_device, chosen_dtype
 from spear_rl.engines.tiny import TINY_SIZES
 from spear_rl.errors import ConfigError
+from spear_rl.sandbox import Interpreter, SandboxUnavailable
 
 PACKAGES = (
     "spear-rl", "torch", "transformers", "tokenizers", "triton", "peft", "vllm", "trl", "verl", "textworld", "alfworld",
@@ -52,6 +53,16 @@ def machine() -> Iterator[tuple[str, str]]:
         )
     for package in PACKAGES:
         yield package, _version(package)
+
+
+def sandbox() -> Iterator[tuple[str, str]]:
+    """(what, value) of the isolation of untrusted code here."""
+    try:
+        with Interpreter(packages=(), spares=0) as interpreter:
+            for name, value in interpreter.features.items():
+                yield f"sandbox {name}", value
+    except SandboxUnavailable as error:
+        yield "sandbox", str(error)
 
 
 def engine(config: Config) -> Iterator[tuple[str, str]]:

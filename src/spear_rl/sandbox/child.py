@@ -23,6 +23,7 @@ from spear_rl.sandbox.isolation import Isolation
 REQUESTS, REPLIES = 3, 4
 RULESET, MOVING = 100, 200
 """Where descriptors are kept, and parked while they are renumbered: beyond what a child uses."""
+PIPE_BYTES = 16384
 REHEARSAL = {
     "numpy": "from numpy import *\nlinalg.solve(eye(2), ones(2))",
     "sympy": "from sympy import *\nx = Symbol('x')\n"
@@ -35,7 +36,6 @@ class Stage:
 
     def __init__(self, held: Isolation, *, hidden_paths: Sequence[str]) -> None:
         self._held = held
-        self._null = os.open(os.devnull, os.O_RDONLY)
         self._texts = text_stream(1), text_stream(2)
         sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), encoding="utf-8")
         sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__ = self._texts  # type: ignore[misc, assignment]
@@ -49,7 +49,9 @@ class Stage:
     def play(self, requests: int, replies: int, streams: list[int], *, server: int) -> NoReturn:
         """The whole life of a child; it never returns into the server's code."""
         try:
-            _take_descriptors([self._null, *streams, requests, replies], keep=self._held.ruleset)
+            # Opened anew: the flags of a descriptor that children share would be a channel between them.
+            null = os.open(os.devnull, os.O_RDONLY)
+            _take_descriptors([null, *streams, requests, replies], keep=self._held.ruleset)
             os.setsid()  # no terminal, a process group of its own, and its own share of a busy processor
             freshen_randomness()
             self._held.confine(server)
@@ -79,6 +81,15 @@ def run_modules(sources: Mapping[str, str]) -> None:
     for name, source in sources.items():
         module = sys.modules[name] = ModuleType(name)
         exec(compile(source, f"<{name}>", "exec", dont_inherit=True), module.__dict__)
+
+
+def new_pipe() -> tuple[int, int]:
+    """A small pipe: pages of pipes count against the user, and every open session holds two."""
+    reader, writer = os.pipe()
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    return reader, writer
 
 
 def new_stream(name: str) -> int:

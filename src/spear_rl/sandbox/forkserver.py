@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from spear_rl.sandbox import cgroup
 from spear_rl.sandbox.frames import (
     ANSWER,
     COMMAND,
@@ -32,13 +33,15 @@ from spear_rl.sandbox.frames import (
     read_exactly,
 )  # fmt: skip
 from spear_rl.sandbox.isolation import UNSAFE
-from spear_rl.sandbox.limits import Limits
+from spear_rl.sandbox.limits import MIB, Limits
 from spear_rl.sandbox.unavailable import SandboxUnavailable
 
 HOME = Path(__file__).parent.parent
 START_SECONDS = 120.0
 ANSWER_SECONDS = 60.0
 PATIENCE = 5.0
+SERVER_BYTES = 1 << 30
+"""Room for the server itself with its packages in the bound on all memory."""
 
 # One thread: a process with more cannot be forked safely, and a child may not start any. The fixed hash seed makes the
 # order of a set, and with it what sympy prints, the same everywhere.
@@ -74,11 +77,22 @@ class ServerGoneError(Exception):
     """The fork-server died; another can be started."""
 
 
+class NoProcessError(SandboxUnavailable):
+    """The machine or this process has no room for another child: too many processes, open files, or no memory."""
+
+
 class ForkServer:
     """A running server. All methods may be called from any thread."""
 
     def __init__(
-        self, limits: Limits, *, backend: str, packages: Sequence[str], modules: Mapping[str, str], spares: int
+        self,
+        limits: Limits,
+        *,
+        backend: str,
+        packages: Sequence[str],
+        modules: Mapping[str, str],
+        spares: int,
+        max_children: int = 4096,
     ) -> None:
         self._lock = threading.Lock()
         self._owner = os.getpid()
@@ -104,7 +118,10 @@ class ForkServer:
             raise SandboxUnavailable(f"no interpreter can be started: {error}") from error
         finally:
             theirs.close()
-        self.about = self._introduction(settings)
+        room = limits.memory_mb * MIB + 3 * limits.file_bytes
+        bounds = cgroup.limits_for(memory_bytes=SERVER_BYTES + max_children * room, max_processes=max_children + 16)
+        self._group = cgroup.group_of(self._process.pid, bounds)  # it waits for its settings meanwhile
+        self.about = self._introduction(settings) | {"cgroup": self._group.about}
         if "backend" not in self.about:
             self.close()
             raise SandboxUnavailable(_refusal(self.about["reasons"]))
@@ -137,7 +154,7 @@ class ForkServer:
                 os.close(descriptor)
             self.forget(child)
             why = os.strerror(number) if number else "this process has too many open files"
-            raise SandboxUnavailable(f"no new interpreter process: {why}")
+            raise NoProcessError(f"no new interpreter process: {why}")
         return child, descriptors
 
     def signal(self, child: int, number: int) -> None:
@@ -170,6 +187,7 @@ class ForkServer:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+        self._group.remove()
         self._errors.close()
 
     def _send(self, command: bytes, child: int, number: int) -> None:
@@ -195,6 +213,7 @@ class ForkServer:
         except (EOFError, OSError) as error:
             self._process.kill()
             self._process.wait()
+            self._group.remove()
             self._control.close()
             self._errors.seek(0)
             text = self._errors.read()[-2000:].decode("utf-8", "replace").strip()

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from spear_rl.sandbox import kernel, landlock, namespaces, seccomp
 from spear_rl.sandbox.limits import MIB, Limits
@@ -23,6 +24,8 @@ ISOLATING = ("namespaces", "landlock")
 UNSAFE = "unsafe-subprocess"
 MAX_OPEN_FILES = 64
 NOBODY = 65534
+OOM_SCORE = 1000
+"""The highest. To raise one's own needs no privilege."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,9 @@ class Isolation:
             resource.RLIMIT_NOFILE: MAX_OPEN_FILES,
         }
         if self.backend != UNSAFE:
-            zero = (resource.RLIMIT_NPROC, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE)
-            most |= dict.fromkeys(zero, 0)
+            # What counts against the user, who may be the host's: processes, locked memory, queues, queued signals.
+            counted = ("NPROC", "MEMLOCK", "MSGQUEUE", "SIGPENDING")
+            most |= {getattr(resource, f"RLIMIT_{name}"): 0 for name in counted}
         for which, value in most.items():
             hard = resource.getrlimit(which)[1]
             value = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -109,6 +113,16 @@ def filter_for(backend: str) -> bytes:
     has_jail = backend == "namespaces"
     truncates = has_jail or landlock.version() >= 3  # before, Landlock lets O_TRUNC empty what may only be read
     return seccomp.assembled(seccomp.program(seccomp.SOMEONE, has_scratch=has_jail, truncates=truncates))
+
+
+def prefer_for_oom_kill() -> str:
+    """Have the kernel, when it is out of memory, end this process and its children before others; the score."""
+    score = Path("/proc/self/oom_score_adj")
+    try:
+        score.write_text(str(OOM_SCORE))
+        return score.read_text().strip()
+    except OSError as error:
+        return f"unchanged ({error.strerror})"
 
 
 def spare_uid() -> int | None:

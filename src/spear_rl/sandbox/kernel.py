@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
+from contextlib import suppress
 from typing import Any
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -23,6 +25,7 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVA
     1 << 18,
 )
 MNT_DETACH = 2
+MAP_FIXED = 0x10
 CAPABILITIES_V3 = 0x20080522
 
 
@@ -57,6 +60,27 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str |
 
 def unmount(target: str, flags: int) -> None:
     checked(f"umount {target}", libc.umount2(os.fsencode(target), flags))
+
+
+def privatise_shared_memory() -> None:
+    """Replace every shared mapping by a private copy of it, so that the forks of this process have none in common."""
+    libc.mmap.restype = ctypes.c_void_p
+    with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", buffering=0) as memory:
+        for line in maps.read().splitlines():
+            span, rights = line.split()[:2]
+            if rights[3] != "s":
+                continue
+            start, end = (int(edge, 16) for edge in span.split("-"))
+            content, size = b"", ctypes.c_size_t(end - start)
+            with suppress(OSError):  # beyond the end of a file there is nothing to copy
+                content = os.pread(memory.fileno(), end - start, start)
+            writable = mmap.PROT_READ | mmap.PROT_WRITE
+            flags = MAP_FIXED | mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            if libc.mmap(ctypes.c_void_p(start), size, writable, flags, -1, ctypes.c_long(0)) != start:
+                raise OSError(ctypes.get_errno(), "shared memory cannot be made private")
+            ctypes.memmove(start, content, len(content))
+            kept = sum(1 << place for place, letter in enumerate("rwx") if letter in rights)
+            checked("mprotect", libc.mprotect(ctypes.c_void_p(start), size, kept))
 
 
 def drop_capabilities() -> None:

@@ -20,6 +20,7 @@ ROOT = "/tmp"
 """Where the new root is put together, inside the jail's own mount namespace: nothing is made on the host's /tmp."""
 SCRATCH = "/scratch"
 """Of the jail: every episode mounts a small file system of its own here, which /tmp leads to."""
+HOST_NAME = b"sandbox"
 INSIDE_ID = 1000
 KEPT_FLAGS = {os.ST_NOEXEC: kernel.MS_NOEXEC, os.ST_NODEV: kernel.MS_NODEV, os.ST_NOSUID: kernel.MS_NOSUID}
 ATIME_FLAGS = {os.ST_NOATIME: 1 << 10, os.ST_NODIRATIME: 1 << 11, os.ST_RELATIME: 1 << 21}
@@ -50,6 +51,7 @@ def enter(standard: Sequence[str], packages: Iterable[str], *, uid: int | None) 
         os.setgroups([])
         with _mapped_from_outside(f"0 0 1\n{INSIDE_ID} {uid} 1\n"):
             kernel.unshare(NEW)
+    kernel.checked("sethostname", kernel.libc.sethostname(HOST_NAME, len(HOST_NAME)))
     # Opened before the new root covers anything. Root still is root here: a private home can hold the interpreter.
     sources = {path: os.open(path, os.O_PATH) for path in [*standard, *packages, *DEVICES] if os.path.exists(path)}
     _build(standard, sources)

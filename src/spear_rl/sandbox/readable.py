@@ -22,8 +22,8 @@ LAZY = {"numpy": ("numpy.random", "numpy.linalg", "numpy.fft", "numpy.polynomial
 """What a package would load at first use, in every child anew."""
 
 OTHERS_PACKAGES = ("site-packages", "dist-packages")
-DEVICES = {"/dev/null": True, "/dev/zero": False, "/dev/urandom": False, "/dev/random": False}
-"""path -> whether it may be written to"""
+DEVICES = {"/dev/null": True, "/dev/zero": False, "/dev/urandom": False}
+"""path -> whether it may be written to. Not /dev/random: before Linux 5.6 any process can drain its pool."""
 
 
 def preloaded(packages: Iterable[str]) -> tuple[list[str], list[str]]:

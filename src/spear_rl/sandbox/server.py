@@ -16,8 +16,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from spear_rl.sandbox import isolation, landlock, namespaces
-from spear_rl.sandbox.child import RULESET, Stage, new_stream, rehearse, run_modules
+from spear_rl.sandbox import isolation, kernel, landlock, namespaces
+from spear_rl.sandbox.child import RULESET, Stage, new_pipe, new_stream, rehearse, run_modules
 from spear_rl.sandbox.frames import ANSWER, COMMAND, END, FORGET, READY, SIGNAL, TAKE, frame, is_readable, read_exactly
 from spear_rl.sandbox.isolation import ISOLATING, UNSAFE, Isolation
 from spear_rl.sandbox.limits import Limits
@@ -80,8 +80,8 @@ class Server:
 
     def _forked(self) -> tuple[int, list[int]]:
         """(number, the interpreter's four descriptors) of a new child."""
-        code_in, code_out = os.pipe()
-        reply_in, reply_out = os.pipe()
+        code_in, code_out = new_pipe()
+        reply_in, reply_out = new_pipe()
         streams = [new_stream("stdout"), new_stream("stderr")]
         try:
             server, pid = os.getpid(), os.fork()
@@ -89,6 +89,7 @@ class Server:
             _close([code_in, code_out, reply_in, reply_out, *streams])
             raise
         if pid == 0:
+            self._pids, self._spares, self._dying, self._last = {}, [], [], 0  # what a child need not know of others
             self._stage.play(code_in, reply_out, streams, server=server)
         _close([code_in, reply_out])
         self._last += 1
@@ -112,7 +113,7 @@ class Server:
 
 def main(settings: dict[str, Any], control: socket.socket) -> None:
     """Decide how to isolate, load the packages, say so, serve."""
-    limits = Limits(**settings["limits"])
+    limits, oom = Limits(**settings["limits"]), isolation.prefer_for_oom_kill()
     standard: list[str] = settings["standard"]
     uid = isolation.spare_uid() if settings["backend"] != UNSAFE else None
     backend, reasons = _chosen(settings["backend"], uid)
@@ -124,6 +125,8 @@ def main(settings: dict[str, Any], control: socket.socket) -> None:
     sys.path[:] = [path for path in standard if os.path.exists(path)]
     sys.path_importer_cache.clear()
     rehearse(settings["packages"])
+    if backend != UNSAFE:
+        kernel.privatise_shared_memory()
     ruleset, reads_as_root, base_bytes = None, False, _address_space()
     if backend == "landlock":
         rules = landlock.ruleset(isolation.shown_rules(standard, packages, in_jail=False))
@@ -138,12 +141,15 @@ def main(settings: dict[str, Any], control: socket.socket) -> None:
     calls = b"" if backend == UNSAFE else isolation.filter_for(backend)
     held = Isolation(backend, limits, shown, ruleset, uid, reads_as_root, base_bytes, calls)
     user = "no root" if uid is None else f"root becomes user {uid}" + (", reads as root" if reads_as_root else "")
-    _say(control, {"backend": backend, "landlock": number, "user": user, "missing": missing, "reasons": reasons})
+    about = {"backend": backend, "landlock": number, "user": user, "oom_score_adj": oom}
+    _say(control, about | {"missing": missing, "reasons": reasons})
     prefixes = {os.path.dirname(path) for path in [*standard, *packages]} - {"/"}
+    spares = int(settings["spares"])
+    settings.clear()  # a child can read this memory, and need not know the trainer's import path
     stage = Stage(held, hidden_paths=sorted({*prefixes, *standard}))
     gc.collect()
     gc.freeze()
-    Server(control, stage, can_multiply=backend == UNSAFE, spares=settings["spares"]).serve()
+    Server(control, stage, can_multiply=backend == UNSAFE, spares=spares).serve()
 
 
 def _chosen(asked: str, uid: int | None) -> tuple[str | None, dict[str, str]]:
