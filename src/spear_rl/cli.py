@@ -179,11 +179,9 @@ def compare(
 @app.command()
 def show(
     what: Annotated[
-        str, typer.Argument(help="config, algorithm NAME, a preset, a config.toml, or a run folder.")
+        str, typer.Argument(help="config, algorithm NAME, a preset, config.toml, or run folder.")
     ] = "config",
-    settings: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME] [SECTION.KEY=VALUE]...", help="What to change first.")
-    ] = None,
+    settings: Annotated[list[str] | None, typer.Argument(metavar="[NAME] [SECTION.KEY=VALUE]...")] = None,
     episodes: Annotated[int, typer.Option(help="Of a run: how many of its newest episodes to print.")] = 1,
 ) -> None:
     """Every setting with its meaning; what an algorithm, a preset or a run is set to, and how a run's episodes went.
@@ -197,18 +195,18 @@ def show(
     if what == "algorithm":
         from spear_rl.wiring import algorithm_of
 
-        source = name if name in configuration.presets() or (name and Path(name).is_file()) else None
-        chosen = [f"algorithm.name={name}"] if name and not source else []
-        config = configuration.load(source, [*chosen, *overrides])
+        is_source = name in configuration.presets() or Path(name or "").is_file()
+        chosen = [f"algorithm.name={name}"] if name and not is_source else []
+        config = configuration.load(name if is_source else None, [*chosen, *overrides])
         text = record_overview(config.algorithm.name, algorithm_of(config))
     elif name:
         raise ConfigError(f"{name!r} is no setting: write section.key=value, or `spear show algorithm NAME`")
     elif Path(what).is_dir():
         text = run_overview(Path(what), num_episodes=episodes)
-    elif what == "config" and not overrides:
-        text = configuration.to_toml(configuration.Config(), comments=True)
     else:
-        text = configuration.to_toml(configuration.load(None if what == "config" else what, overrides), comments=True)
+        source = None if what == "config" else what
+        config = configuration.load(source, overrides) if source or overrides else configuration.Config()
+        text = configuration.to_toml(config, comments=True)
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
