@@ -189,16 +189,11 @@ def show(
     Example: spear show algorithm spear-dr-bot-grpo algorithm.imitation.max_age=10
     """
     from spear_rl import config as configuration
-    from spear_rl.show import record_overview, run_overview
+    from spear_rl.show import algorithm_overview, run_overview
 
     name, overrides = _split(settings)
     if what == "algorithm":
-        from spear_rl.wiring import algorithm_of
-
-        is_source = name in configuration.presets() or Path(name or "").is_file()
-        chosen = [f"algorithm.name={name}"] if name and not is_source else []
-        config = configuration.load(name if is_source else None, [*chosen, *overrides])
-        text = record_overview(config.algorithm.name, algorithm_of(config))
+        text = algorithm_overview(name, overrides)
     elif name:
         raise ConfigError(f"{name!r} is no setting: write section.key=value, or `spear show algorithm NAME`")
     elif Path(what).is_dir():
