@@ -13,7 +13,7 @@ from spear_rl.errors import UserError
 
 
 def algorithm_overview(name: str | None, overrides: Sequence[str]) -> str:
-    """An algorithm, by its name or as a preset or TOML file sets it: one line per field, of the records inside it too."""
+    """An algorithm, by its name or as a preset or TOML file sets it: one line per field, records inside it included."""
     from spear_rl.wiring import algorithm_of
 
     is_source = name in presets() or Path(name or "").is_file()
