@@ -192,11 +192,9 @@ def compare(
 @app.command()
 def show(
     what: Annotated[
-        str, typer.Argument(help="config, algorithm NAME, a preset, a config.toml, or a run folder.")
+        str, typer.Argument(help="config, algorithm NAME, a preset, config.toml, or run folder.")
     ] = "config",
-    settings: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME] [SECTION.KEY=VALUE]...", help="What to change first.")
-    ] = None,
+    settings: Annotated[list[str] | None, typer.Argument(metavar="[NAME] [SECTION.KEY=VALUE]...")] = None,
     episodes: Annotated[
         int, typer.Option(help="Of a run: how many of its newest episodes to print.", callback=_within(0, 1_000_000))
     ] = 1,
@@ -206,24 +204,19 @@ def show(
     Example: spear show algorithm spear-dr-bot-grpo algorithm.imitation.max_age=10
     """
     from spear_rl import config as configuration
-    from spear_rl.show import record_overview, run_overview
+    from spear_rl.show import algorithm_overview, run_overview
 
     name, overrides = _split(settings)
     if what == "algorithm":
-        from spear_rl.wiring import algorithm_of
-
-        source = name if name in configuration.presets() or (name and Path(name).is_file()) else None
-        chosen = [f"algorithm.name={name}"] if name and not source else []
-        config = configuration.load(source, [*chosen, *overrides])
-        text = record_overview(config.algorithm.name, algorithm_of(config))
+        text = algorithm_overview(name, overrides)
     elif name:
         raise ConfigError(f"{name!r} is no setting: write section.key=value, or `spear show algorithm NAME`")
     elif os.path.isdir(what):
         text = run_overview(Path(what), num_episodes=episodes)
-    elif what == "config" and not overrides:
-        text = configuration.to_toml(configuration.Config(), comments=True)
     else:
-        text = configuration.to_toml(configuration.load(None if what == "config" else what, overrides), comments=True)
+        source = None if what == "config" else what
+        config = configuration.load(source, overrides) if source or overrides else configuration.Config()
+        text = configuration.to_toml(config, comments=True)
     console.print(text, soft_wrap=True)
 
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from spear_rl.config import load, presets
 from spear_rl.errors import UserError
 from spear_rl.escaping import indented
 from spear_rl.rows import read_rows, spans
 
 
-def record_overview(name: str, record: Any) -> str:
-    """A record by name, one line per field, of the records inside it too."""
-    rows = [("algorithm", name), *_rows(record, "")]
+def algorithm_overview(name: str | None, overrides: Sequence[str]) -> str:
+    """An algorithm, by its name or as a preset or TOML file sets it: one line per field, records inside it included."""
+    from spear_rl.wiring import algorithm_of
+
+    is_source = name in presets() or Path(name or "").is_file()
+    chosen = [f"algorithm.name={name}"] if name and not is_source else []
+    config = load(name if is_source else None, [*chosen, *overrides])
+    rows = [("algorithm", config.algorithm.name), *_rows(algorithm_of(config), "")]
     width = max(len(path) for path, _ in rows)
     return "\n".join(f"{path:{width}s}  {value}" for path, value in rows)
 
