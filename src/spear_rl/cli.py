@@ -33,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="SPEAR: self-imitation learning with progressive exploration for LLM agents.",
 )
-console = Console()
+console = Console(emoji=False)
 
 
 def _within(low: int, high: int) -> Callable[[typer.CallbackParam, int], int]:
@@ -71,7 +71,7 @@ def train(settings: Overrides = None) -> None:
     run_dir = Path(config.run.dir)
     newest = resume_point(run_dir) if config.run.resume else None
     first = int(newest.name.removeprefix("step_")) if newest else 0
-    console.print(f"{config.algorithm.name} on {config.task.env}, seed {config.run.seed} -> {run_dir}")
+    console.print(f"{config.algorithm.name} on {config.task.env}, seed {config.run.seed} -> {run_dir}", markup=False)
     files = [JsonLines(run_dir / "metrics.jsonl", "step"), JsonLines(run_dir / "eval.jsonl", "eval")]
     board = TensorBoard(run_dir / "tensorboard", first_step=first)
     with LiveConsole(console) as live:
@@ -364,7 +364,7 @@ def _print_summary(summary: dict[str, object], run_dir: Path) -> None:
         if isinstance(rate, dict):
             label = name.replace("_", " ")
             console.print(f"{label}: {rate['success']:.1%} ({rate['low']:.1%} to {rate['high']:.1%})")
-    console.print(f"everything is in {run_dir}")
+    console.print(f"everything is in {run_dir}", markup=False)
 
 
 def _make_writable(path: Path) -> None:
@@ -394,7 +394,9 @@ def main() -> None:
 
 
 def _complain(sentence: str) -> None:
-    Console(stderr=True).print("error:", sentence, style="bold red", markup=False, highlight=False, soft_wrap=True)
+    Console(stderr=True, emoji=False).print(
+        "error:", sentence, style="bold red", markup=False, highlight=False, soft_wrap=True
+    )
 
 
 if __name__ == "__main__":

@@ -165,6 +165,8 @@ def _starting_point(run_dir: Path, config: Config) -> Path | None:
     newest = resume_point(run_dir) if config.run.resume else None
     if newest is not None:
         checked_step(newest)
+    if run_dir.exists() and not run_dir.is_dir():
+        raise ConfigError(f"run.dir: {run_dir} is a file; choose another folder")
     if not config.run.resume and run_dir.exists() and any(run_dir.iterdir()):
         raise ConfigError(f"run.dir: {run_dir} is not empty; set run.resume=true to go on, or choose another folder")
     return newest
@@ -172,7 +174,10 @@ def _starting_point(run_dir: Path, config: Config) -> Path | None:
 
 def _open(run_dir: Path, config: Config, newest: Path | None) -> None:
     """Make run.dir ready to be written to, once nothing can be wrong with the settings any more."""
-    run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"run.dir: {run_dir} cannot be made: {error.strerror}; choose another folder") from error
     step = checked_step(newest) if newest else 0
     drop_rows(run_dir / "metrics.jsonl", from_step=step)
     drop_rows(run_dir / "eval.jsonl", from_step=step + 1 if newest else 0)
