@@ -439,6 +439,7 @@ def test_levels_that_take_too_long_to_find_are_given_up_in_one_sentence(monkeypa
         ("eval", "x" * 5000, "--env", "lookup"),
         ("train", "x" * 5000),
         ("train", "lookup", "=3"),
+        ("train", "lookup", f"run.dir={'b/' * 1500}"),
     ],
     ids=lambda arguments: " ".join(arguments)[:60],
 )
@@ -559,6 +560,16 @@ def test_the_ends_of_every_range_train_with_finite_metrics_or_are_refused_in_one
     if end.how != "done":
         # A setting that the machine, or another setting, does not allow; it must be named.
         assert key in end.how or "engine.device" in end.how or key.split(".")[-1] in end.how
+
+
+def test_a_folder_that_cannot_be_made_is_named_and_its_name_is_printed_as_it_is(spear, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, text = spear("train", "lookup", *SMALL, f"run.dir={tmp_path / 'file'}")
+    assert (code, f"run.dir: {tmp_path / 'file'} is a file" in text) == (2, True)
+    for folder in (tmp_path / "file" / "run", tmp_path / "file" / "[/b] :smile:"):
+        code, text = spear("train", "lookup", *SMALL, f"run.dir={folder}")
+        assert code == 2
+        assert f"run.dir: {folder} cannot be made: Not a directory" in text
 
 
 def test_a_config_made_by_hand_is_checked_and_completed_before_anything_is_written(tmp_path):

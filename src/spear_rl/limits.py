@@ -82,7 +82,7 @@ class FilePath:
     may_be_empty: bool = False
 
     def __str__(self) -> str:
-        return "a path of at most 4,095 bytes, and 255 between two slashes"
+        return "a path of at most 4,095 bytes, 255 between two slashes, and 255 slashes"
 
     def fault(self, value: Any) -> str:
         if not value and not self.may_be_empty:
@@ -90,8 +90,8 @@ class FilePath:
         if any(ord(letter) < 32 or ord(letter) == 127 for letter in value):
             return f"must be a path without control characters (it is {shown(value)})"
         longest = max(len(part.encode()) for part in value.split("/"))
-        fits = longest <= 255 and len(value.encode()) <= 4095
-        return "" if fits else f"must be {self} (it has {len(value.encode()):,}, and {longest:,} between two slashes)"
+        fits = longest <= 255 and len(value.encode()) <= 4095 and value.count("/") <= 255
+        return "" if fits else f"must be {self} (it is {shown(value)})"
 
 
 @dataclass(frozen=True, slots=True)
