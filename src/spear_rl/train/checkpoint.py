@@ -56,12 +56,13 @@ def checked_step(checkpoint: Path) -> int:
         strange = [name for name in manifest["sha256"] if not (checkpoint / name).is_file() or Path(name).name != name]
         if strange:
             raise ValueError(f"its manifest names {strange[0]!r}, which is no file in it")
+        step = int(manifest["step"])
         damaged = [name for name, digest in manifest["sha256"].items() if _digest(checkpoint / name) != digest]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {checkpoint} is damaged ({error}); {advice}") from error
     if damaged:
         raise CheckpointError(f"checkpoint {checkpoint} is damaged: {', '.join(damaged)} changed on disk; {advice}")
-    return int(manifest["step"])
+    return step
 
 
 def load_state(checkpoint: Path) -> tuple[int, dict[str, Any]]:
