@@ -178,7 +178,7 @@ def test_show_escapes_everything_of_a_run_and_no_line_of_an_episode_passes_for_o
     [
         ("metrics.jsonl", "[" * 200_000), ("metrics.jsonl", "7"), ("metrics.jsonl", "\x1b"),
         ("trajectories/step_000000.jsonl", "{}"), ("trajectories/step_000000.jsonl", '{"a":' * 100_000),
-        ("trajectories/step_000000.jsonl", '{"task": 1, "step": 1, "success": 1, "reward": "x", "stop": 1, "turns": 5}'),
+        ("trajectories/step_000000.jsonl", '{"task": 1, "step": 1, "success": 1, "reward": "x", "stop": 1}'),
     ],
     ids=lambda text: text[:30],
 )  # fmt: skip

@@ -71,7 +71,7 @@ def train(settings: Overrides = None) -> None:
         run_dir = Path(config.run.dir)
         said = f"{config.algorithm.name} on {config.task.env}, seed {config.run.seed} -> {run_dir}"
         for text in (said, *notes):
-            console.print(text, markup=False, soft_wrap=True)
+            console.print(text, soft_wrap=True)
         files = [JsonLines(run_dir / "metrics.jsonl", "step"), JsonLines(run_dir / "eval.jsonl", "eval")]
         with LiveConsole(console) as live:
             summary = train_from(config, [*files, TensorBoard(run_dir / "tensorboard"), live])
@@ -90,7 +90,7 @@ def sft(settings: Overrides = None) -> None:
         from spear_rl.runs import sft_from
 
         for text in notes:
-            console.print(text, markup=False, soft_wrap=True)
+            console.print(text, soft_wrap=True)
         with LiveConsole(console) as live:
             summary = sft_from(config, [live])
     _print_summary(summary, Path(config.run.dir))
@@ -366,7 +366,7 @@ def _print_summary(summary: dict[str, object], run_dir: Path) -> None:
         if isinstance(rate, dict):
             label = name.replace("_", " ")
             console.print(f"{label}: {rate['success']:.1%} ({rate['low']:.1%} to {rate['high']:.1%})")
-    console.print(f"everything is in {run_dir}", markup=False, soft_wrap=True)
+    console.print(f"everything is in {run_dir}", soft_wrap=True)
 
 
 def _make_writable(path: Path) -> None:

@@ -59,7 +59,7 @@ class LiveConsole:
     def __call__(self, event: Event) -> None:
         metrics = event.metrics or {}
         if event.kind == "note":
-            self._console.print(event.text, markup=False, highlight=False, soft_wrap=True)
+            self._console.print(event.text, soft_wrap=True)
         elif event.kind == "eval":
             self._console.print(
                 f"held-out success {metrics['success']:.1%} "
