@@ -96,7 +96,7 @@ def test_a_hostile_game_can_be_trained_on_shown_compared_and_evaluated(tmp_path)
     ):
         text = run(tmp_path, *arguments)
         assert_harmless(text)
-        assert "\\x1b" in text
+        assert "\\x1b" in text or "\\u001b" in text
     assert json.loads((tmp_path / "x.json").read_text())["tasks"][0] == f"validation/0{ESC}"
 
 
