@@ -199,7 +199,7 @@ def test_the_attacks_fail_for_an_ordinary_user_too(backend):
         Interpreter(backend=backend).close()
     except SandboxUnavailable as error:
         pytest.skip(str(error))
-    arguments = ["-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", "tests/test_checker_attacks.py"]
+    arguments = ["-m", "pytest", "--noconftest", "-p", "no:cacheprovider", "tests/test_checker_attacks.py"]
     command = [
         sys.executable,
         str(HERE / "sandbox_elsewhere.py"),
