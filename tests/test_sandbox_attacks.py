@@ -409,6 +409,26 @@ def test_what_is_pretended_never_reaches_the_kernel(machine):
         assert answer(steps, machine, number, ()) == seccomp.REFUSE  # with errno 0: success
 
 
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+@pytest.mark.parametrize("has_scratch", [True, False])
+def test_the_filter_gives_every_number_its_answer_on_both_processors(machine, has_scratch):
+    steps = seccomp.program(PID, has_scratch=has_scratch, truncates=True, machine=machine)
+    plain = set(numbers(COMPUTING | SCRATCH if has_scratch else COMPUTING, machine).values())
+    pretended, retired = (set(numbers(table, machine).values()) for table in (PRETENDED, RETIRED))
+    for number in set(range(600)) - set(numbers(CHECKED, machine).values()):
+        expected = seccomp.REFUSE | errno.EPERM
+        if number in plain:
+            expected = seccomp.ALLOW
+        elif number in pretended:
+            expected = seccomp.REFUSE
+        elif number in retired or number > 450:
+            expected = seccomp.REFUSE | errno.ENOSYS
+        assert answer(steps, machine, number, ()) == expected, number
+    assert answer(steps, machine, 0x40000000 | 39, ()) == seccomp.KILL
+    other = {"x86_64": "aarch64", "aarch64": "x86_64"}[machine]
+    assert answer(steps, other, 0, ()) == seccomp.KILL
+
+
 def test_a_filter_made_out_to_a_process_is_the_one_assembled_for_it():
     made = [seccomp.assembled(seccomp.program(pid, has_scratch=True, truncates=True)) for pid in (seccomp.SOMEONE, PID)]
     assert seccomp.for_process(made[0], PID) == made[1]
