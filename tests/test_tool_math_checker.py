@@ -77,13 +77,15 @@ def test_every_reference_of_the_known_sets_is_right_by_way_of_the_sandbox(real, 
         answers = sorted({entry.problem.answer for entry in entries("test", Source(name, "", folder, "small", "", ""))})
     except UserError as error:
         pytest.skip(str(error))
-    # Another spelling, so that the text alone does not settle it.
-    pairs = [(answer, f"{{{answer}}}") for answer in answers if not is_same_answer(answer, answer, lambda *_: False)]
+
+    def is_right_inside(answer: str) -> bool:
+        """math-verify's own verdict: the text alone would settle it before."""
+        return real.result(f"import {MODULE}\n{MODULE}.reply('t', {answer!r}, {answer!r})").stdout == "t same\n"
+
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(lambda answer: is_same_answer(answer, answer, real), answers))
-        said = list(pool.map(lambda pair: real(*pair), pairs))
-    assert said == plain(pairs)
-    assert sum(said) > 0.95 * len(pairs)
+        right = list(pool.map(is_right_inside, answers))
+    assert [answer for answer, is_right in zip(answers, right, strict=True) if not is_right] == []
 
 
 def test_a_server_that_was_killed_is_replaced_and_the_question_still_answered(real):
