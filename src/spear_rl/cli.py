@@ -15,6 +15,7 @@ from typing import Annotated
 from spear_rl import __version__
 from spear_rl.errors import ConfigError, UserError
 from spear_rl.escaping import indented
+from spear_rl.files import check_writable
 from spear_rl.limits import Range, checked
 from spear_rl.names import ALGORITHM_NAMES
 from spear_rl.rollout.env import TasksFn
@@ -141,7 +142,7 @@ def evaluate(
     overrides += [] if temperature is None else [f"eval.temperature={temperature}"]
     overrides += [] if seed is None else [f"run.seed={seed}"]
     if out:
-        _make_writable(out)
+        check_writable(out, "--out")
     with EvalProgress(console) as progress:
         report = evaluate_from(
             policy,
@@ -367,18 +368,6 @@ def _print_summary(summary: dict[str, object], run_dir: Path) -> None:
             label = name.replace("_", " ")
             console.print(f"{label}: {rate['success']:.1%} ({rate['low']:.1%} to {rate['high']:.1%})")
     console.print(f"everything is in {run_dir}", soft_wrap=True)
-
-
-def _make_writable(path: Path) -> None:
-    """Say now, and not after an hour of playing, that a result cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        is_new = not path.exists()
-        path.open("a").close()
-        if is_new:
-            path.unlink()
-    except OSError as error:
-        raise UserError(f"--out: {path} cannot be written: {error.strerror}") from error
 
 
 def main() -> None:

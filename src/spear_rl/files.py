@@ -110,3 +110,13 @@ def same_folder() -> Iterator[None]:
         with contextlib.suppress(OSError):
             if folder and os.getcwd() != folder:
                 os.chdir(folder)
+
+
+def check_writable(path: Path, what: str) -> None:
+    """Fail now, and not after an hour of work, if a file cannot be written; leaves nothing behind."""
+    with writing(f"{what}: {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not path.exists()
+        path.open("a").close()
+        if is_new:
+            path.unlink()
