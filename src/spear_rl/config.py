@@ -343,8 +343,7 @@ def merged(source: str | None, overrides: Sequence[str] = (), *, block: Mapping[
     if source:
         update(config, table_in(source, presets()))
     update(config, block or {})
-    for setting in overrides:
-        override(config, setting)
+    override(config, overrides)
     return config
 
 

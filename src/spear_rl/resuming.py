@@ -63,8 +63,7 @@ def opened(source: str | None, overrides: Sequence[str], *, verb: Verb) -> Itera
     _check_there(run_dir)
     with locked(run_dir):
         config = stored(run_dir, verb).config
-        for setting in overrides:
-            override(config, setting)
+        override(config, overrides)
         config.run.dir, config.run.resume = asked.run.dir, True
         config = resolved(config)
         notes = []
@@ -137,8 +136,7 @@ def stored_with(run_dir: Path, overrides: Sequence[str], *, folder: Path) -> Con
         config = _config_of(tomllib.loads(known), folder) if known else stored(run_dir).config
     else:
         config = _config_of(table, run_dir / CONFIG)
-    for setting in overrides:
-        override(config, setting)
+    override(config, overrides)
     return resolved(config)
 
 

@@ -14,7 +14,7 @@ import math
 import re
 import tomllib
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import date, time
 from functools import partial
@@ -53,19 +53,20 @@ def update(section: Any, table: Mapping[str, Any], path: str = "", *, root: Any 
             setattr(section, name, checked(value, hints[name], key, partial(choices, type(section), name)))
 
 
-def override(config: Any, setting: str) -> None:
-    """Write one `section.key=value` of the command line into `config`; a later one for the same key wins."""
-    key, equals, text = setting.partition("=")
-    path, text = key.strip().split("."), text.strip()
-    if not equals or not all(path):
-        raise ConfigError(f"{shown(setting)} is no setting: write section.key=value, e.g. run.steps=50")
-    hint = _hint_at(config, path)
-    if not text and hint is not None and not _is_text(hint):
-        raise ConfigError(f"{'.'.join(path)} has no value: write {'.'.join(path)}=value")
-    table = literal(text, is_text=_is_text(hint))
-    for part in reversed(path):
-        table = {part: table}
-    update(config, table)
+def override(config: Any, settings: Sequence[str]) -> None:
+    """Write `section.key=value` settings of the command line into `config`; of two for one key the later wins."""
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        path, text = key.strip().split("."), text.strip()
+        if not equals or not all(path):
+            raise ConfigError(f"{shown(setting)} is no setting: write section.key=value, e.g. run.steps=50")
+        hint = _hint_at(config, path)
+        if not text and hint is not None and not _is_text(hint):
+            raise ConfigError(f"{'.'.join(path)} has no value: write {'.'.join(path)}=value")
+        table = literal(text, is_text=_is_text(hint))
+        for part in reversed(path):
+            table = {part: table}
+        update(config, table)
 
 
 def check_fields(section: Any, path: str = "") -> None:

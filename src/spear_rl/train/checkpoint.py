@@ -135,7 +135,7 @@ def checked_manifest(checkpoint: Path) -> dict[str, Any]:
         if version > 1 and manifest.pop("self") != _self_digest(manifest):
             damaged.append(MANIFEST)
         int(manifest["step"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"checkpoint {checkpoint} is damaged ({error}); {advice}") from error
     if damaged:
         raise CheckpointError(f"checkpoint {checkpoint} is damaged: {', '.join(damaged)} changed on disk; {advice}")
@@ -153,7 +153,10 @@ def load_state(checkpoint: Path) -> tuple[int, dict[str, Any]]:
 
 
 def _manifest(checkpoint: Path) -> dict[str, Any]:
-    manifest = json.loads((checkpoint / MANIFEST).read_text("utf-8"))
+    try:
+        manifest = json.loads((checkpoint / MANIFEST).read_text("utf-8"))
+    except RecursionError as error:
+        raise ValueError(f"{MANIFEST} is nested too deeply") from error
     if not isinstance(manifest, dict):
         raise ValueError(f"{MANIFEST} is no JSON object")
     return manifest
