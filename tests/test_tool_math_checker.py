@@ -75,7 +75,7 @@ def test_every_reference_of_the_known_sets_is_right_by_way_of_the_sandbox(real, 
     folder = os.environ.get("SPEAR_RL_MATH_DATA", "")
     try:
         answers = sorted({entry.problem.answer for entry in entries("test", Source(name, "", folder, "small", "", ""))})
-    except UserError as error:
+    except (UserError, ValueError) as error:
         pytest.skip(str(error))
 
     def is_right_inside(answer: str) -> bool:

@@ -120,7 +120,7 @@ class Rollout:
     """Turns after which an episode is cut off."""
     workers: Annotated[int, Range(0, 1024)] = 0
     """Processes that environments run in; 0 runs them in this one, the fastest for steps below about 0.1 ms."""
-    step_timeout: Annotated[float, Range(1, 86_400, unit="seconds")] = 60.0
+    step_timeout: Annotated[float, Range(0.1, 86_400, unit="seconds")] = 60.0
     """Seconds a step may take in a worker before it counts as hung; making and resetting a game: five times that."""
     max_new_tokens: Annotated[int, Range(1, 1_048_576, unit="tokens")] = 64
     """Tokens a turn may have."""

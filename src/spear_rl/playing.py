@@ -41,6 +41,8 @@ def tasks_of(config: Config, split: str, *, count: int | None = None) -> Sequenc
     except ContractError as error:
         raise ConfigError(f"task.env: {name}: {error}") from error
     except OptionError as error:
+        if split not in SPLITS:
+            raise ConfigError(f"--split cannot be {split!r} with {name}: {error}") from error
         raise ConfigError(f"task.options.{error}") from error
     except (UserError, KeyboardInterrupt):
         raise
