@@ -51,6 +51,7 @@ def spear(capsys, monkeypatch):
     def call(*arguments: object) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["spear", *map(str, arguments)])
         monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setattr(cli.console, "_width", 200)  # made before, perhaps with another width in the environment
         with pytest.raises(SystemExit) as stop:
             cli.main()
         printed = capsys.readouterr()

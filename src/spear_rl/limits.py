@@ -87,8 +87,8 @@ class FilePath:
     def fault(self, value: Any) -> str:
         if not value and not self.may_be_empty:
             return "must not be empty"
-        if "\0" in value:
-            return f"must be a path without zero characters (it is {shown(value)})"
+        if any(ord(letter) < 32 or ord(letter) == 127 for letter in value):
+            return f"must be a path without control characters (it is {shown(value)})"
         longest = max(len(part.encode()) for part in value.split("/"))
         fits = longest <= 255 and len(value.encode()) <= 4095 and value.count("/") <= 255
         return "" if fits else f"must be {self} (it is {shown(value)})"
