@@ -1,4 +1,4 @@
-"""HTTP with somebody whom nobody vouches for: bounded in time and size, and never redirected. Standard library only."""
+"""HTTP client for untrusted servers: bounded time and size, no redirects. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One process per run folder. The kernel lets go of the lock when its holder dies, however that happens."""
+"""One process per run folder: a lock that the kernel releases when its holder dies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _held: dict[str, int] = {}
 
 @contextlib.contextmanager
 def locked(run_dir: Path) -> Iterator[None]:
-    """Hold a run folder; it is made if need be, and removed again if nothing was put into it.
+    """Lock a run folder; it is created if need be, and removed again if nothing was written to it.
 
     The thread that holds a folder may enter again. On network file systems this is best effort.
     """
@@ -56,7 +56,7 @@ def locked(run_dir: Path) -> Iterator[None]:
 
 
 def _made(folder: Path) -> list[Path]:
-    """Make a folder and its parents; those that were not there, inner ones first."""
+    """Create a folder and its missing parents; returns the created ones, innermost first."""
     missing = []
     while not folder.is_dir():
         missing.append(folder)

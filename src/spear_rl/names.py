@@ -1,4 +1,4 @@
-"""Things by name: ours from a table, a user's own as `package.module:function`. Never imports torch."""
+"""Names of algorithms, and loading of `package.module:function`. Never imports torch."""
 
 from __future__ import annotations
 

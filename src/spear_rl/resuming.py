@@ -46,7 +46,7 @@ class Start:
     checkpoint: Path | None = None
     step: int = 0
     notes: list[str] = field(default_factory=list)
-    """What a person should know about it."""
+    """Notes to print."""
 
 
 @contextlib.contextmanager

@@ -33,11 +33,11 @@ MAX_STARTS = 3
 MAX_KILLED_STARTS = 100
 """The same for workers that were killed: somebody is short of memory, or testing us."""
 MAX_LOST_TASKS = 3
-"""So many tasks that made a worker hang or end at the same kind of question, which no task ever answered: all would."""
+"""Give up after this many tasks hang or kill a worker at a kind of request that no task has ever answered."""
 RESETS_PER_STEP = 5.0
-"""Making and resetting an environment may take so many times as long as a step."""
+"""Time limit of make_env with reset, in multiples of step_timeout."""
 MIN_START_SECONDS = 120.0
-"""What starting a worker, and importing an environment's modules there, may take at least."""
+"""Minimum seconds allowed for starting a worker and for importing an environment's modules."""
 _NOTICE = 0.5
 """Seconds between looks for workers that hang, or ended without their pipe ending."""
 

@@ -31,7 +31,7 @@ READY = -1
 """The number of the one answer that nobody asked for: the worker is up."""
 
 MAX_FRAME = 1 << 29
-"""Bytes; nobody who keeps to the protocol sends more."""
+"""Maximum size of a frame in bytes."""
 
 _LENGTH = struct.Struct(">Q")
 

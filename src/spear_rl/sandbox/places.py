@@ -8,7 +8,7 @@ from types import TracebackType
 
 
 class Places:
-    """At most `number` callers at once; a place that falls free goes to whoever has waited longest."""
+    """At most `number` callers at once; a freed slot goes to the longest waiter."""
 
     def __init__(self, number: int) -> None:
         self._num_free = number

@@ -1,4 +1,4 @@
-r"""Which answers are shown to math-verify at all: a look at the text alone, before anything reads it as a formula.
+r"""A lexical check of answers, before math-verify parses them.
 
 In a formula, the argument of a command such as \text or \hat becomes the name of a symbol. A name here is words,
 numbers and a little punctuation; nothing that could be a piece of a program.

@@ -1,4 +1,4 @@
-"""math-verify on answers that nobody has read: each comparison in a fork of its own, inside the sandbox.
+"""Compares untrusted answers with math-verify: one sandboxed fork per comparison.
 
 An answer, and a reference out of somebody's data set, is as untrusted as code: sympy makes code of formulas. What stops
 it, layer by layer, is in docs/security.md.
@@ -78,11 +78,11 @@ class MathVerify:
             interpreter.close()
 
     def forget(self) -> None:
-        """In a forked process: what it inherits belongs to its parent, the lock as it may be held included."""
+        """Reset after a fork: the inherited server and the lock belong to the parent."""
         self._lock, self._interpreter, self._last_pid = threading.Lock(), None, None
 
     def result(self, code: str) -> Result:
-        """What code in a fresh fork of the warmed server comes to."""
+        """Run code in a fresh fork of the warmed server."""
         failed_with: int | None = None
         for _ in range(ATTEMPTS):
             interpreter = self._running()
@@ -125,7 +125,7 @@ class MathVerify:
 
 @cache
 def math_verify(backend: str = "auto") -> MathVerify:
-    """The one of this process and backend."""
+    """The shared checker of this process for a backend."""
     if not has_math_verify():
         raise MissingExtraError(
             "task.options.verifier=math-verify needs its extra: pip install 'spear-rl[math]', or set it to exact"

@@ -24,7 +24,7 @@ from typing import Any
 SECONDS = 3
 """For reading an answer and for comparing two; math-verify keeps to it by signals, where a computation lets it."""
 MAX_NODES, MAX_DEPTH, MAX_BITS = 3000, 100, 200_000
-"""Of a parsed answer: how many parts, how deeply nested, and how long a number that it spells out."""
+"""Limits of a parsed answer: nodes, nesting, bits of a number."""
 MAX_GENERATORS = 16
 """Variables of a polynomial."""
 
@@ -58,7 +58,7 @@ NOT_LOADED = re.compile(
 NUMBER = re.compile(r"\s*([+-]?)\s*(?:(\d+)(?:/(\d+))?|((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?))\s*", re.ASCII)
 
 HARMLESS = frozenset(("builtins.id", "sys._getframe"))
-"""Of what Python reports to an audit hook, all that comparing answers takes."""
+"""Audit events that a comparison needs; any other ends the process."""
 
 
 class Refused(BaseException):
@@ -72,7 +72,7 @@ def reply(token: str, gold: str, given: str) -> None:
 
 
 def is_same(gold: str, given: str) -> bool:
-    """Whether two answers mean the same. One that is refused is like no other."""
+    """Whether two answers mean the same; a refused answer equals nothing."""
     from math_verify import parse, verify
 
     read = []
@@ -100,7 +100,7 @@ def prepare() -> None:
 
 
 def seal() -> None:
-    """From here on this process computes and does nothing else. An audit hook cannot be taken off."""
+    """Restrict this process to computing, by an audit hook, which cannot be removed."""
 
     def ends_the_process(event: str, _: object, harmless: frozenset[str] = HARMLESS, end: Any = os._exit) -> None:
         if event not in harmless:
@@ -152,7 +152,7 @@ def check_function(name: str) -> None:
 
 
 _refusals: list[str] = []
-"""Kept, in case that something swallows what is raised."""
+"""Recorded as well as raised: sympy may swallow the exception."""
 
 
 def _refusal(what: str) -> Refused:
@@ -185,7 +185,7 @@ def _power(bits: float) -> float:
 
 
 def _load() -> None:
-    """All that would be loaded at first use."""
+    """Import every module that would otherwise be imported at first use."""
     for name in LOADED:
         package = importlib.import_module(name)
         for found in pkgutil.walk_packages(package.__path__, f"{name}.", onerror=lambda _: None):
@@ -195,7 +195,7 @@ def _load() -> None:
 
 
 def _close_evaluators() -> None:
-    """Put something that evaluates no text in the place of what does."""
+    """Replace the functions that evaluate text by ones that do not."""
     import math_verify.parser
     from latex2sympy2_extended import latex2sympy2
     from sympy.parsing import sympy_parser
@@ -217,7 +217,7 @@ def _close_evaluators() -> None:
 
 
 def _replace(old: Any, new: Any) -> None:
-    """Wherever a loaded module of sympy knows it by."""
+    """Rebind `old` to `new` in every loaded module of sympy."""
     for module in [module for name, module in sys.modules.items() if name.partition(".")[0] == "sympy"]:
         for name in [name for name, value in vars(module).items() if value is old]:
             setattr(module, name, new)
@@ -268,7 +268,7 @@ def _value(node: Any, values: dict[Any, Any]) -> Any:
 
 
 def _check_names() -> None:
-    """Let no symbol or function be made whose name is outside the alphabet, whoever makes it."""
+    """Refuse to create a symbol or function whose name is outside the alphabet."""
     from sympy.core.function import UndefinedFunction
     from sympy.core.symbol import Dummy, Str, Symbol, Wild
 
@@ -332,4 +332,4 @@ WARM_UP = (
     (r"\int_0^1 x^2 dx", r"\lim_{x \to 0} \frac{\sin x}{x}"),
     (r"x \in \mathbb{R} \setminus \{0\}", r"\emptyset"),
 )
-"""Shapes of answers: what math-verify and sympy learn from them every fork knows."""
+"""Typical answers: they fill the caches of math-verify and sympy before the first fork."""
