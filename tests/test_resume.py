@@ -25,6 +25,7 @@ from spear_rl.rows import mend_rows, read_rows, spans
 from spear_rl.runs import train_from
 from spear_rl.train.callbacks import Event, JsonLines, TensorBoard
 from spear_rl.train.checkpoint import best_checkpoint, checked_manifest, checkpoints, save_checkpoint
+from spear_rl.wiring import algorithm_of
 
 SMALL = [
     "run.steps=4", "run.checkpoint_every=2", "sft.episodes=8", "sft.epochs=1", "eval.tasks=4", "rollout.num_tasks=2",
@@ -155,6 +156,7 @@ def test_every_setting_is_either_changed_and_said_so_or_refused_before_anything_
         if is_fixed:
             with opened(None, overrides, verb="train") as (config, _):
                 start_of(config, verb="train")
+                algorithm_of(config)
         else:
             config, _ = outcome
             start = start_of(config, verb="train")
@@ -182,6 +184,8 @@ def not_for_this_one(old_name: str) -> list[str]:
         ("algorithm.kl=0.1", "the run began without a reference policy"),
         ("run.steps=3", "run.steps=3: the run has already taken 4 steps"),
         ("run.stepz=3", "unknown setting run.stepz; did you mean run.steps?"),
+        ("algorithm.discount=0.5", "algorithm.discount"),
+        ("algorithm.keep_groups=0.5", "algorithm.keep_groups=0.5: spear-dr-grpo has no such setting"),
     ],
 )
 def test_a_refused_resume_leaves_the_run_as_it_was_and_the_plain_resume_works(spear, run, longer, setting, said):

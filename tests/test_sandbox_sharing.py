@@ -129,7 +129,8 @@ def test_callers_in_a_loop_do_not_starve_the_others(with_sessions):
     assert len(overtaken) == 40
     # A caller has at most seven before it; while its own call runs, the second place goes on serving.
     assert sorted(overtaken)[len(overtaken) // 2] <= 12, overtaken
-    # Not a starved caller, but one whose thread a busy machine left alone for a moment: calls take 0.3 ms.
+    # All but two: a busy machine may leave a caller's own thread without a core, and a call takes 0.3 ms.
+    assert sorted(overtaken)[-3] <= 60, overtaken
     assert max(overtaken) <= 1000, overtaken
     assert max(num_looped) <= 3 * min(num_looped), num_looped
 

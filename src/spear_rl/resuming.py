@@ -14,6 +14,7 @@ from spear_rl.config import Config, check, flat, load, merged, override, resolve
 from spear_rl.errors import CheckpointError, ConfigError
 from spear_rl.files import is_leftover
 from spear_rl.lock import LOCK, locked
+from spear_rl.names import split_name
 
 Verb = Literal["train", "sft"]
 
@@ -32,11 +33,10 @@ _PLACE = ("run.dir", "run.resume")
 """A folder may be moved, and is resumed or not: no setting of the training itself."""
 
 _ONLY_FOR = {
-    "algorithm.bonus.": "spear-", "algorithm.imitation.": "spear-", "algorithm.covariance.replay": "spear-",
-    "algorithm.discount": "gigpo", "algorithm.step_weight": "gigpo",
+    "algorithm.bonus.": "spear", "algorithm.imitation.": "spear", "algorithm.covariance.replay": "spear",
     "algorithm.keep_groups": "dr-bot", "algorithm.max_length": "dr-bot",
 }  # fmt: skip
-"""Start of a setting's name -> part of the name of the algorithms that have it."""
+"""Prefix of a setting -> the wrapper it belongs to. Settings of a base are checked when the algorithm is built."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +205,8 @@ def _check_changes(changed: Sequence[tuple[str, Any, Any]], config: Config, *, h
             raise ConfigError(f"{key}={_shown(new)}: the run began with {_shown(old)}, which cannot change")
         if has_begun and key.startswith("sft."):
             raise ConfigError(f"{key}={_shown(new)}: the cold start is over (with {_shown(old)}), so it cannot change")
-        needed = next((part for start, part in _ONLY_FOR.items() if key.startswith(start)), "")
-        if needed not in config.algorithm.name:
+        wrapper = next((name for prefix, name in _ONLY_FOR.items() if key.startswith(prefix)), None)
+        if wrapper and wrapper not in split_name(config.algorithm.name)[0]:
             raise ConfigError(f"{key}={_shown(new)}: {config.algorithm.name} has no such setting, so leave it out")
         has_reference = os.path.isdir(Path(config.run.dir) / "reference")
         if has_begun and key == "algorithm.kl" and new and not has_reference:
