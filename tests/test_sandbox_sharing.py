@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spear_rl.sandbox import Interpreter, Limits, SandboxUnavailable, cgroup
-from spear_rl.sandbox.isolation import OOM_SCORE
-from spear_rl.sandbox.places import Places
+from spear_rl.sandbox import Interpreter, Limits, SandboxUnavailable
+from spear_rl.sandbox.client.semaphore import Places
+from spear_rl.sandbox.isolation import cgroup
+from spear_rl.sandbox.isolation.backends import OOM_SCORE
 
 LIMITS = Limits(seconds=20.0, memory_mb=128)
 
