@@ -394,9 +394,10 @@ def exact_advantages(groups):
     st.booleans(),
     st.sampled_from([1.0, 0.5]),
     st.sampled_from([1000, 2]),
+    st.booleans(),
 )
 def test_what_is_replayed_is_what_a_diary_says(
-    steps, gate, capacity, max_age, percentile, require_tool, age_decay, history
+    steps, gate, capacity, max_age, percentile, require_tool, age_decay, history, skip_invalid
 ):
     memory = imitation(
         capacity=capacity,
@@ -406,6 +407,7 @@ def test_what_is_replayed_is_what_a_diary_says(
         percentile=percentile,
         require_tool=require_tool,
         age_decay=age_decay,
+        skip_invalid=skip_invalid,
     )
     diary: list[tuple[int, int, float, int]] = []  # tag, step, reward, number of turns
     group_means: list[float] = []
@@ -432,7 +434,8 @@ def test_what_is_replayed_is_what_a_diary_says(
                 task_rewards.append(reward)
                 used_tool = any(u.used_tool for u in t.turns)
                 is_better = advantages[n] > 0
-                if (gate == "new" or is_better) and (used_tool or not require_tool):
+                is_fit = any(not skip_invalid or not (u.invalid or u.completion.truncated) for u in t.turns)
+                if (gate == "new" or is_better) and (used_tool or not require_tool) and is_fit:
                     diary.append((tag_of(t), step, reward, len(t.turns)))
                 n += 1
             group_means.append(references.mean(task_rewards))
@@ -498,7 +501,7 @@ def test_bonus_and_format_terms_never_reach_the_buffer():
         spear(dr_grpo(), bonus=1.0, imitation=1.0, fraction=1.0), invalid_penalty=0.1, format_bonus=0.2
     )
     memory = algorithm.imitation
-    played = [group(episode(turn(1.0, tool=True, invalid="inadmissible")), episode(turn(tool=True)), 0.0)]
+    played = [group(episode(turn(1.0, tool=True), turn(invalid="inadmissible")), episode(turn(tool=True)), 0.0)]
     shaped = algorithm.shaped(played, 0)
     live(memory, shaped, 0, algorithm)
     assert memory.history.median() == pytest.approx(1 / 3)
@@ -506,7 +509,7 @@ def test_bonus_and_format_terms_never_reach_the_buffer():
     assert stored.reward == 1.0
     assert stored.item.trajectory == played[0].trajectories[0]
     [row] = draw(memory, 0, num_played=3).turn_advantages
-    assert row == pytest.approx([1 - 1 / 3])
+    assert row == pytest.approx([1 - 1 / 3] * 2)
 
 
 def test_every_turn_of_a_replayed_episode_gets_reward_minus_baseline():
@@ -610,7 +613,7 @@ def test_a_quarter_is_drawn_by_default():
 def test_when_full_waits_for_more_than_one_and_a_half_times_its_size(capacity):
     enough = math.floor(1.5 * capacity) + 1
     for number in range(2 * capacity + 1):
-        algorithm = spear(grpo(), imitation=1.0, capacity=capacity, draw_when="when_full")
+        algorithm = spear(grpo(), imitation=1.0, capacity=capacity, draw_when="when_full", admit_by_score=True)
         stocked(algorithm.imitation, number)
         replay = draw(algorithm.imitation, 0, num_played=1)
         assert replay.metrics["replay/fired"] == float(number >= enough)
@@ -710,7 +713,7 @@ def test_a_kept_step_part_is_what_the_formula_says(groups, divide_by_std):
         for g in groups
     ]
     base = gigpo(divide_by_std=divide_by_std, step_weight=0.7)
-    algorithm = spear(base, imitation=1.0, fraction=1e6, keep_step_part=True, gate="new")
+    algorithm = spear(base, imitation=1.0, fraction=1e6, keep_step_part=True, gate="new", skip_invalid=False)
     live(algorithm.imitation, plain, 0, algorithm)
     expected = references.gigpo(plain, discount=0.95, step_weight=0.7, episode_weight=0.0, divide_by_std=divide_by_std)
     for stored, row in zip(algorithm.imitation.buffer.items, expected, strict=True):
@@ -723,9 +726,9 @@ def test_format_terms_stay_out_of_a_kept_step_part():
     algorithm = dataclasses.replace(
         spear(gigpo(divide_by_std=False), imitation=1.0, fraction=1e6, keep_step_part=True), invalid_penalty=0.1
     )
-    shaped = algorithm.shaped([group(fine, clumsy), group(0.0)], 0)
+    shaped = algorithm.shaped([group(fine, clumsy, episode(0.0)), group(0.0)], 0)
     live(algorithm.imitation, shaped, 0, algorithm)
-    assert draw(algorithm.imitation, 0).turn_advantages == [[0.5, 0.5]]
+    assert draw(algorithm.imitation, 0).turn_advantages == [[pytest.approx(2 / 3)] * 2] * 2
 
 
 def test_keeping_a_step_part_needs_a_base_that_has_one():

@@ -123,7 +123,7 @@ def test_episodes_without_a_word_are_left_as_they_are(engine):
 
 
 def test_the_replay_buffer_keeps_weights_through_a_checkpoint(engine, tmp_path):
-    algorithm, again = ALGORITHMS["spear-grpo"](), ALGORITHMS["spear-grpo"]()
+    algorithm, again = (ALGORITHMS["spear-grpo"](spear_options={"skip_invalid": False}) for _ in range(2))
     groups = corrected(played_by_the_policy(engine), engine, cap=2.0)
     groups = [replace(groups[0], trajectories=[replace(t, success=True) for t in groups[0].trajectories])]
     advantages = algorithm.advantages(groups)

@@ -63,7 +63,7 @@ def scripted(algorithm, tokenizer, *, steps: int, seed: int = 0, **options):
 
 
 def test_ratios_are_one_right_after_collection(make_engine, tokenizer):
-    algorithm = spear(grpo(), imitation=1.0, fraction=1.0)
+    algorithm = spear(grpo(), imitation=1.0, fraction=1.0, skip_invalid=False)
     engine = make_engine(learning_rate=0.0, sampling=Sampling(max_new_tokens=2))
     metrics = run(algorithm, engine, tokenizer, steps=6, group_size=8, tasks=EVEN_TASKS)
     assert all(m["policy/ratio"] == pytest.approx(1.0, abs=1e-5) for m in metrics)
@@ -74,7 +74,7 @@ def test_ratios_are_one_right_after_collection(make_engine, tokenizer):
 
 
 def test_ratios_move_away_from_one_once_the_weights_have_moved(make_engine, tokenizer):
-    algorithm = spear(grpo(), imitation=1.0, fraction=1.0)
+    algorithm = spear(grpo(), imitation=1.0, fraction=1.0, skip_invalid=False)
     engine = make_engine(learning_rate=1e-2, sampling=Sampling(max_new_tokens=2))
     metrics = run(algorithm, engine, tokenizer, steps=6, group_size=8, tasks=EVEN_TASKS)
     assert all(m["policy/ratio"] == pytest.approx(1.0, abs=1e-4) for m in metrics)
@@ -144,7 +144,8 @@ def test_every_step_draws_a_share_of_what_was_played(tokenizer):
 
 
 def test_covariance_clipping_with_equal_advantages_clips_nothing(make_engine, tokenizer):
-    algorithm = spear(grpo(), bonus=None, imitation=1.0, fraction=1.0, covariance=CovarianceClip(fraction=0.5, low=0.0))
+    clip = CovarianceClip(fraction=0.5, low=0.0)
+    algorithm = spear(grpo(), bonus=None, imitation=1.0, fraction=1.0, covariance=clip, skip_invalid=False)
     engine = make_engine(sampling=Sampling(max_new_tokens=2))
     metrics = run(algorithm, engine, tokenizer, steps=6, group_size=8, tasks=EVEN_TASKS)
     fired = [m for m in metrics if m["replay/fired"]]
@@ -170,7 +171,7 @@ def test_joint_replay_shares_the_optimizer_step_and_separate_replay_has_its_own(
 
 
 def test_the_weight_of_replay_follows_its_schedule(tokenizer):
-    algorithm = spear(grpo(), imitation=lambda step: 0.1 * step, fraction=1.0)
+    algorithm = spear(grpo(), imitation=lambda step: 0.1 * step, fraction=1.0, scale_by_rows=False)
     _, engine = scripted(algorithm, tokenizer, steps=6)
     for step, update in enumerate(engine.updates):
         for term in update[1:]:

@@ -411,6 +411,36 @@ def test_the_bonus_trains_but_never_reaches_replay(trainer):
     assert max(run.spear.imitation.history.means) <= 2.0
 
 
+def test_a_bonus_alone_admits_nothing_and_a_low_one_keeps_no_win_out(trainer):
+    class Turned(type(tool_bonus())):
+        """Pays most where the task pays least."""
+
+        def __call__(self, *, completions, **rest):
+            return super().__call__(completions=completions, **rest | {"num_tool_turns": [9, 6, 3, 0] * 2})
+
+    for task, by_reward, by_score in (([1.0] * 4, set(), {1.0}), ([0.0, 0.0, 0.0, 1.0], {1.0}, {0.0})):
+        for options, expected in (({}, by_reward), ({"admit_by_score": True}, by_score)):
+            paid = partial(lambda completion_ids, values, **_: values * (len(completion_ids) // 4), values=task)
+            paid.__name__ = "paid"
+            run = trained(trainer, rewards=[paid, Turned(lambda _: 5.0)], spear=ALWAYS | options, max_steps=2)
+            stored = run.spear.imitation.buffer.items
+            assert {s.reward for s in stored} == expected
+            assert all(s.item.trajectory.num_tokens for s in stored)
+
+
+def test_a_replay_term_weighs_by_the_episodes_drawn_of_those_wanted(trainer):
+    """One win of four in a group: two of eight episodes are remembered where eight are wanted."""
+    rewards = lambda completion_ids, **_: [float(n % 4 == 0) for n in range(len(completion_ids))]  # noqa: E731
+    for options, weight in (({}, 2 / 8), ({"scale_by_rows": False}, 1.0)):
+        spear = {"imitation": 1.0, "fraction": 1.0, "covariance": None, "percentile": 0.0} | options
+        run = trained(trainer, Watched, rewards=rewards, spear=spear, max_steps=2, learning_rate=0.0)
+        (rows, logprobs, _, value, _), *_ = run.replays
+        assert len(rows.mask) == 2
+        inputs = LossInputs(logprobs, rows.old_logprobs, rows.advantages, rows.mask)
+        assert value == pytest.approx(weight * float(clipped_surrogate(inputs).loss), abs=1e-6)
+        assert value < 0
+
+
 # --- tools, environments, rollouts ---
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"place": "red"}}\n</tool_call>'

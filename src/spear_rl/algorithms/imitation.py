@@ -25,9 +25,9 @@ class Remembered:
     trajectory: Trajectory
     """Without bonus or format terms: replay sees the task's reward only."""
     turn_advantages: list[float]
-    """On-policy, when it was played."""
+    """Those that decided on its admission."""
     dropped: list[str]
-    """Why a turn did not train then, and so does not now."""
+    """Why a turn is not replayed; what did not train when it was played is not."""
     step_parts: list[float]
     """GiGPO's step advantages, where they are kept; zeros otherwise."""
     family: str = ""
@@ -44,6 +44,8 @@ class Replay:
     trajectories: list[Trajectory] = field(default_factory=list)
     turn_advantages: list[list[float]] = field(default_factory=list)
     dropped: list[list[str]] = field(default_factory=list)
+    share: float = 1.0
+    """Episodes drawn over episodes wanted."""
     metrics: Metrics = field(default_factory=dict)
 
 
@@ -65,12 +67,18 @@ class SelfImitation:
     percentile: float = 50.0
     reweight: float | None = None
     """Instead of recalibrating: A' = reweight * A."""
+    admission: Callable[[Sequence[Group]], list[list[float]]] | None = None
+    """Advantages by the task's reward alone: an episode is admitted where theirs is positive. None: by those given."""
+    skip_invalid: bool = True
+    """Turns that the environment could not act on, or that hit their token limit, are not replayed."""
     require_tool: bool = False
     """Only episodes that used a tool are admitted."""
     age_decay: float = 1.0
     """Multiplies A' once for every step of age."""
     update: Literal["joint", "separate"] = "joint"
     """In the on-policy optimizer step, or in optimizer steps of its own after it."""
+    scale_by_rows: bool = True
+    """With fewer episodes than wanted the replay term weighs less in proportion; else one weighs as much as all."""
     step_parts: Callable[[Sequence[Group]], list[list[float]]] | None = None
     """Also keep these per-turn parts of the advantage (GiGPO's), and add them to A'."""
     families: dict[str, RewardHistory] | None = None
@@ -98,9 +106,10 @@ class SelfImitation:
         }
         if baseline is not None:
             metrics["replay/baseline"] = baseline
-        count = min(round(self.fraction * num_played), len(eligible))
+        wanted = round(self.fraction * num_played)
+        count = min(wanted, len(eligible))
         if self.draw_when == "when_full":
-            count = self.full_size if len(eligible) > 1.5 * self.full_size else 0
+            wanted = count = self.full_size if len(eligible) > 1.5 * self.full_size else 0
         places = rng.sample(eligible, count) if self.weight(step) > 0 else []
         drawn = [stored[n] for n in places]
         metrics |= {"replay/fired": float(bool(drawn)), "replay/trajectories": float(len(drawn))}
@@ -119,6 +128,7 @@ class SelfImitation:
             trajectories=[s.item.trajectory for s in drawn],
             turn_advantages=[[a + part for part in s.item.step_parts] for a, s in zip(today, drawn, strict=True)],
             dropped=[s.item.dropped for s in drawn],
+            share=len(drawn) / wanted if self.scale_by_rows else 1.0,
             metrics=metrics,
         )
 
@@ -130,17 +140,20 @@ class SelfImitation:
         *,
         dropped: Sequence[Sequence[str]] | None = None,
     ) -> None:
-        """Store the episodes worth imitating: better than their siblings, and trainable at all."""
+        """Store the episodes worth imitating: better than their siblings by the task's reward, and trainable at all."""
+        groups = [replace(g, trajectories=list(map(_task_reward_only, g.trajectories))) for g in groups]
         played = [(t, group.info.get("family", "")) for group in groups for t in group.trajectories]
         reasons = dropped or [[""] * len(t.turns) for t, _ in played]
-        parts = [[0.0] * len(t.turns) for t, _ in played]
-        if self.step_parts:
-            parts = self.step_parts(
-                [replace(g, trajectories=list(map(_task_reward_only, g.trajectories))) for g in groups]
-            )
+        if self.skip_invalid:
+            reasons = [
+                [known or _unfit(turn) for known, turn in zip(why, t.turns, strict=True)]
+                for why, (t, _) in zip(reasons, played, strict=True)
+            ]
+        deciding = self.admission(groups) if self.admission else turn_advantages
+        parts = self.step_parts(groups) if self.step_parts else [[0.0] * len(t.turns) for t, _ in played]
         remembered = [
-            Remembered(_task_reward_only(t), list(a), list(why), list(part), family)
-            for (t, family), a, why, part in zip(played, turn_advantages, reasons, parts, strict=True)
+            Remembered(t, list(a), list(why), list(part), family)
+            for (t, family), a, why, part in zip(played, deciding, reasons, parts, strict=True)
             if not all(why) and (t.num_tool_turns or not self.require_tool)
         ]
         admitted = [r for r in remembered if self.gate == "new" or r.advantage > 0]
@@ -182,6 +195,11 @@ class SelfImitation:
 
 def _task_reward_only(trajectory: Trajectory) -> Trajectory:
     return replace(trajectory, bonus=0.0, turns=[replace(turn, shaping=0.0) for turn in trajectory.turns])
+
+
+def _unfit(turn: Turn) -> str:
+    """Why a turn is not worth imitating even where its episode is."""
+    return "invalid" if turn.invalid else "overlong" if turn.completion.truncated else ""
 
 
 def _as_dict(item: Remembered) -> dict[str, Any]:

@@ -62,6 +62,7 @@ def spear(
     draw_when: Literal["every_step", "when_full"] = "every_step",
     keep_step_part: bool = False,
     baseline_per_family: bool = False,
+    admit_by_score: bool = False,
     seed: int = 0,
     **options: Any,
 ) -> Algorithm:
@@ -73,6 +74,8 @@ def spear(
         covariance: of replayed tokens, for a loss with a field `covariance`; None for off.
         replay_loss: of replayed episodes, taken as it is; by default the on-policy loss with `covariance` and without
             its entropy bonus.
+        admit_by_score: store what beats its siblings by the base's own advantages, with bonus, format terms and
+            GiGPO's step part in them, instead of by the task's reward alone.
         keep_step_part: replay GiGPO's step advantage too, not the episode part only.
         options: any other field of `SelfImitation`: fraction, gate, percentile, reweight, require_tool, ...
     """
@@ -96,6 +99,7 @@ def spear(
             weight=as_schedule(imitation),
             draw_when=draw_when,
             full_size=capacity,
+            admission=None if admit_by_score else _episode_part(base),
             step_parts=_step_parts(base) if keep_step_part else None,
             families={} if baseline_per_family else None,
             generator=torch.Generator().manual_seed(seed),
@@ -116,6 +120,12 @@ def _replay_loss(loss: LossFn, covariance: CovarianceClip | None) -> LossFn:
         )
     own = {name: value for name, value in {"entropy_bonus": 0.0, "covariance": clip}.items() if name in known}
     return replace(loss, **own) if own else loss  # type: ignore[type-var]
+
+
+def _episode_part(base: Algorithm) -> Any:
+    """The base's advantages without a step part: a discounted return would tell apart wins that the task pays alike."""
+    known = "step_weight" in field_names(base.advantages)
+    return replace(base.advantages, step_weight=0.0) if known else base.advantages  # type: ignore[type-var]
 
 
 def _step_parts(base: Algorithm) -> Any:

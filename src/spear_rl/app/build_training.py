@@ -32,7 +32,7 @@ OWN = [
 """Settings of a base: fields, under the same names, of an algorithm and of its advantages and loss."""
 SAME = [
     *("capacity", "max_age", "fraction", "gate", "percentile", "reweight", "require_tool", "age_decay", "update"),
-    "keep_step_part",
+    *("keep_step_part", "admit_by_score", "skip_invalid", "scale_by_rows"),
 ]
 """Settings of self-imitation that are keywords of `spear` under the same names."""
 

@@ -8,17 +8,8 @@ from importlib import resources
 from typing import Annotated, Any, Literal
 
 from spear_rl.errors import ConfigError
-from spear_rl.settings.fields import (
-    check_fields,
-    documentation,
-    flat,
-    override,
-    sections,
-    table_in,
-    to_toml,
-    update,
-    value_of,
-)  # fmt: skip
+from spear_rl.settings import fields
+from spear_rl.settings.fields import documentation, flat, override, sections, to_toml, update, value_of
 from spear_rl.settings.names import ALGORITHM_NAMES, BASES, split_name
 from spear_rl.settings.ranges import FilePath, Length, Range, nearest
 
@@ -218,6 +209,12 @@ class ImitationConfig:
     separate: in optimizer steps of their own after it (the authors' code)"""
     reweight: Annotated[float, Weight] | None = None
     """If set, A' = reweight * A instead of recalibrating against the baseline."""
+    admit_by_score: bool = False
+    """Remember what beats its siblings with bonus, penalties and step part too (the paper), not by the reward alone."""
+    skip_invalid: bool = True
+    """Turns that the environment could not act on, or that hit their token limit, do not train again."""
+    scale_by_rows: bool = True
+    """Weigh replay by episodes drawn over episodes wanted; off, one alone weighs as much as all (the paper)."""
     require_tool: bool = False
     """Remember only episodes that used a tool."""
     age_decay: Annotated[float, Share] = 1.0
@@ -341,7 +338,7 @@ def merged(source: str | None, overrides: Sequence[str] = (), *, block: Mapping[
     """The same as `load`, neither checked nor resolved."""
     config = Config()
     if source:
-        update(config, table_in(source, presets()))
+        update(config, fields.table_in(source, presets()))
     update(config, block or {})
     override(config, overrides)
     return config
@@ -360,7 +357,7 @@ def resolved(config: Config) -> Config:
 
 def check(config: Config) -> None:
     """Refuse what cannot work, naming the field and what to do: each field alone, then those that must agree."""
-    check_fields(config)
+    fields.check_fields(config)
     rollout, evaluation, algorithm = config.rollout, config.eval, config.algorithm
     low, high = algorithm.covariance.low, algorithm.covariance.high
     played = rollout.num_tasks * rollout.group_size

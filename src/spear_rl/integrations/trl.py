@@ -20,6 +20,7 @@ from spear_rl.algorithms import (
     ClippedSurrogate,
     FixedLength,
     GroupRelative,
+    SelfImitation,
     SequenceMean,
     TokenMean,
     grpo,
@@ -142,23 +143,30 @@ class Rows(NamedTuple):
     mask: Tensor  # [N, T]
 
 
-def padded(trajectories: Sequence[Trajectory], turn_advantages: Sequence[Sequence[float]], *, pad_id: int) -> Rows:
-    """One row an episode."""
+def padded(
+    trajectories: Sequence[Trajectory],
+    turn_advantages: Sequence[Sequence[float]],
+    dropped: Sequence[Sequence[str]] | None = None,
+    *,
+    pad_id: int,
+) -> Rows:
+    """One row an episode; `dropped` says why a turn does not train ("" if it does)."""
+    reasons = dropped or [[""] * len(t.turns) for t in trajectories]
     ids = [t.turns[-1].prompt_ids + t.turns[-1].completion.token_ids for t in trajectories]
     before = max(prompts := [len(t.turns[0].prompt_ids) for t in trajectories])
     shape = len(ids), before + max(len(row) - prompt for row, prompt in zip(ids, prompts, strict=True))
     input_ids, attention = torch.full(shape, pad_id), torch.zeros(shape, dtype=torch.long)
     old, advantages, mask = torch.zeros(shape), torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
-    for row, (trajectory, values) in enumerate(zip(trajectories, turn_advantages, strict=True)):
+    for row, (trajectory, values, why) in enumerate(zip(trajectories, turn_advantages, reasons, strict=True)):
         start = before - prompts[row]
         input_ids[row, start : start + len(ids[row])] = torch.tensor(ids[row])
         attention[row, start : start + len(ids[row])] = 1
-        for turn, advantage in zip(trajectory.turns, values, strict=True):
+        for turn, advantage, reason in zip(trajectory.turns, values, why, strict=True):
             answer, begin = turn.completion, start + len(turn.prompt_ids)
             place = row, slice(begin, begin + len(answer.token_ids))
             old[place] = torch.tensor(answer.logprobs)
             advantages[place] = advantage * torch.tensor(answer.weights or [1.0])
-            mask[place] = True
+            mask[place] = not reason
     return Rows(input_ids, attention, old[:, before:], advantages[:, before:], mask[:, before:])
 
 
@@ -219,20 +227,22 @@ class SpearGRPOTrainer(supported_trainer()):  # type: ignore[misc]
             return output
         # Draw what the coming updates replay, then remember what was just played; every rank does the same.
         step, count = self.state.global_step // self._updates_per_step, self._num_minibatches
-        groups, advantages = self._played(inputs, output, everything=imitation.gate == "new")
+        groups, advantages = self._played(inputs, output, imitation)
         played = [t for group in groups for t in group.trajectories]
         dropped = [["" if turn.completion.token_ids else "empty" for turn in t.turns] for t in played]
         imitation.observe(groups)
         drawn = imitation.draw(step, self._rng, num_played=len(played))
         imitation.keep(groups, advantages, step, dropped=dropped)
-        dealt = [(drawn.trajectories[i::count], drawn.turn_advantages[i::count]) for i in range(count)]
+        parts: list[Any] = [drawn.trajectories, drawn.turn_advantages, drawn.dropped]
+        dealt = [[part[i::count] for part in parts] for i in range(count)]
         rows = (padded(*chosen, pad_id=self._tokenizer.pad_token_id) if chosen[0] else None for chosen in dealt)
         self._replay = [r and Rows(*(x.to(self.accelerator.device) for x in r)) for r in rows]
         self._weight, self._num_losses = imitation.weight(step), 0
+        self._rows_wanted = round(len(drawn.trajectories) / drawn.share) // count
         self._note(drawn.metrics | {"replay/row_share": len(drawn.trajectories) / max(len(played), 1)})
         return output
 
-    def _played(self, inputs: Any, output: Any, *, everything: bool) -> tuple[list[Group], list[list[float]]]:
+    def _played(self, inputs: Any, output: Any, imitation: SelfImitation) -> tuple[list[Group], list[list[float]]]:
         """All ranks' groups, and one advantage a turn. Only episodes that may be replayed keep their tokens."""
         from accelerate.utils import gather_object
 
@@ -243,10 +253,12 @@ class SpearGRPOTrainer(supported_trainer()):  # type: ignore[misc]
             ids, attention = (torch.cat([output[f"prompt_{x}"], output[f"completion_{x}"]], 1) for x in ("ids", "mask"))
             old = self._logprobs(self.model, ids, attention, mask.shape[1])
         own, weights = mask & output.get("tool_mask", mask).bool(), output.get("importance_sampling_ratio")
-        rewards = self._task_rewards[self.accelerator.process_index * len(mask) :].tolist()
+        first = self.accelerator.process_index * len(mask)
+        rewards, better = self._task_rewards[first:].tolist(), self._above_the_lowest()[first:].tolist()
         here = []
         for row, advantage in enumerate(output["advantages"].tolist()):
-            real = mask[row] & (everything or advantage > 0)
+            may_pass = better[row] if imitation.admission else advantage > 0
+            real = mask[row] & (imitation.gate == "new" or may_pass)
             ids, where, before = (x[row][real].tolist() for x in (output["completion_ids"], own, old))
             ratios = None if weights is None else weights.expand_as(old)[row][real].tolist()
             prompt = output["prompt_ids"][row][output["prompt_mask"][row].bool()].tolist()
@@ -259,6 +271,12 @@ class SpearGRPOTrainer(supported_trainer()):  # type: ignore[misc]
             groups.append(Group(str(start), [t for t, _ in scored], info={"family": siblings[0][2]}))
             advantages += [[a] * len(t.turns) for t, a in scored]
         return groups, advantages
+
+    def _above_the_lowest(self) -> Any:
+        """[N] whether the task's reward beats the lowest of its group: nothing else can be admitted by that reward."""
+        by_group = self._task_rewards.view(-1, self.num_generations)
+        lowest = by_group.nan_to_num(math.inf).min(1, keepdim=True).values
+        return (by_group > lowest).view(-1)
 
     def _compute_loss(self, model: Any, inputs: Any) -> Any:
         """TRL's loss and this micro-batch's part of gamma(t) * J_replay.
@@ -293,9 +311,10 @@ class SpearGRPOTrainer(supported_trainer()):  # type: ignore[misc]
         imitation = self.spear.imitation
         inputs = LossInputs(logprobs, rows.old_logprobs, rows.advantages, rows.mask, generator=imitation.generator)
         out = imitation.loss(inputs)
+        weight = self._weight * min(1.0, count / max(self._rows_wanted, 1))
         self._note({f"replay/{name}": float(x) for name, x in {"loss": out.loss.detach(), **out.metrics}.items()})
-        pull = torch.autograd.grad(self._weight * out.loss, logprobs)[0]
-        return torch.cat([pull, torch.zeros_like(pull[:1])]), self._weight * out.loss.detach()
+        pull = torch.autograd.grad(weight * out.loss, logprobs)[0]
+        return torch.cat([pull, torch.zeros_like(pull[:1])]), weight * out.loss.detach()
 
     def _logprobs(self, model: Any, ids: Tensor, attention: Tensor, width: int, *, grad: bool = False) -> Any:
         """[B, T] of the last `width` columns, as TRL scores them."""

@@ -57,7 +57,8 @@ def train_step(
         metrics |= drawn.metrics
         batch = collate(drawn.trajectories, drawn.turn_advantages, pad_id=engine.pad_id, dropped=drawn.dropped)
         if batch:
-            replay = [Term("replay", batch, imitation.loss, imitation.weight(step), imitation.generator)]
+            wanted = round(len(batch) / drawn.share)
+            replay = [Term("replay", batch, imitation.loss, imitation.weight(step), imitation.generator, wanted)]
 
     with timed("time/update", metrics):
         if imitation and imitation.update == "separate":
@@ -73,16 +74,25 @@ def train_step(
 
 
 def minibatches(terms: Sequence[Term], count: int, rng: random.Random) -> list[list[Term]]:
-    """The rows of every term dealt out at random to `count` updates; one update keeps them as they are."""
+    """The rows of every term dealt out at random to `count` updates; one update keeps them as they are.
+
+    Every term is a mean over its own rows. One with fewer than it wanted of an update weighs less in proportion there.
+    """
     if not terms or count == 1:
-        return [list(terms)] if terms else []
+        return [[weighed(term, 1) for term in terms]] if terms else []
     updates: list[list[Term]] = [[] for _ in range(count)]
     for term in terms:
         order = rng.sample(range(len(term.batch)), len(term.batch))
         for number, update in enumerate(updates):
             if chosen := order[number::count]:
-                update.append(replace(term, batch=term.batch.rows(torch.tensor(chosen))))
+                update.append(weighed(replace(term, batch=term.batch.rows(torch.tensor(chosen))), count))
     return [update for update in updates if update]
+
+
+def weighed(term: Term, count: int) -> Term:
+    """A term of one of `count` updates, its weight in proportion to the rows it has of those it wanted."""
+    wanted = term.rows_wanted // count
+    return replace(term, weight=term.weight * len(term.batch) / wanted) if len(term.batch) < wanted else term
 
 
 def rollout_metrics(groups: Sequence[Group]) -> Metrics:
