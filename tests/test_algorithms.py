@@ -681,7 +681,7 @@ def test_each_family_has_a_baseline_of_its_own_where_asked():
     easy, hard = group(9.0, 8.0, family="easy"), group(1.0, 0.0, family="hard")
     drawn = {}
     for per_family in (False, True):
-        algorithm = spear(grpo(), imitation=1.0, fraction=1e6, baseline_per_family=per_family)
+        algorithm = spear(dr_grpo(), imitation=1.0, fraction=1e6, baseline_per_family=per_family)
         live(algorithm.imitation, [easy, hard], 0)
         replay = draw(algorithm.imitation, 0)
         drawn[per_family] = {t.reward: a for t, a in zip(replay.trajectories, replay.turn_advantages, strict=True)}

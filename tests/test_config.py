@@ -74,7 +74,8 @@ def test_every_switch_reaches_the_algorithm():
         imitation.capacity=12 imitation.max_age=3 imitation.history=44 imitation.percentile=25 imitation.per_family=true
         imitation.draw=when_full imitation.gate=new imitation.update=separate imitation.reweight=0.2
         imitation.require_tool=true imitation.age_decay=0.8 imitation.keep_step_part=true covariance.fraction=0.05
-        imitation.skip_invalid=false imitation.scale_by_rows=false
+        imitation.skip_invalid=false imitation.scale_by_rows=false imitation.unit=turns imitation.divide_by_std=false
+        covariance.joint_means=true
         covariance.low=3 covariance.high=30 covariance.on_policy=kl
     """
     algorithm = algorithm_of(load(None, [f"algorithm.{setting}" for setting in settings.split()]))
@@ -93,11 +94,13 @@ def test_every_switch_reaches_the_algorithm():
         imitation=SelfImitation(
             buffer=ReplayBuffer(capacity=24, max_age=3),
             history=RewardHistory(size=44),
-            loss=replace(loss, entropy_bonus=0.0, covariance=replace(clip, kind="clip")),
+            loss=replace(loss, entropy_bonus=0.0, covariance=replace(clip, kind="clip", joint_means=True)),
             weight=cosine(0.0, 0.6, 10),
             fraction=0.9,
             draw_when="when_full",
             full_size=12,
+            unit="turns",
+            divide_by_std=False,
             gate="new",
             percentile=25.0,
             reweight=0.2,
@@ -112,6 +115,13 @@ def test_every_switch_reaches_the_algorithm():
         ),
     )
     assert algorithm_of(load(None, ["algorithm.imitation.admit_by_score=true"])).imitation.admission is None
+    for name, divides in (("spear-grpo", True), ("spear-gigpo", True), ("spear-dr-grpo", False)):
+        assert algorithm_of(load(None, [f"algorithm.name={name}"])).imitation.divide_by_std == divides
+    assert {name: load(name).algorithm.imitation.unit for name in presets() if name.startswith("paper-")} == {
+        "paper-alfworld": "turns",
+        "paper-math": "episodes",  # a row of the authors' is a whole trajectory there
+        "paper-webshop": "turns",
+    }
 
 
 def test_the_papers_values_are_in_its_preset():

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from conftest import RecordingEngine
-from spear_rl.algorithms import CovarianceClip, dr_bot, gigpo, grpo, spear, with_covariance_clip
+from spear_rl.algorithms import CovarianceClip, dr_bot, dr_grpo, gigpo, grpo, spear, with_covariance_clip
 from spear_rl.envs import ENVIRONMENTS
 from spear_rl.rollout import ChatRenderer, Observation, Sampling, StepResult, Task, collect_groups, growing_chat
 from spear_rl.train import step as step_module
@@ -100,7 +100,7 @@ def test_nothing_older_than_the_age_limit_is_ever_replayed(tokenizer, seed):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_replayed_rows_passed_both_gates_and_carry_todays_advantage(tokenizer, seed):
-    algorithm = spear(grpo(), bonus=None, imitation=1.0, fraction=1.0, history_size=8)
+    algorithm = spear(dr_grpo(), bonus=None, imitation=1.0, fraction=1.0, history_size=8)
     metrics, engine = scripted(algorithm, tokenizer, steps=8, seed=seed)
     fired = 0
     for update, m in zip(engine.updates, metrics, strict=True):
@@ -145,7 +145,7 @@ def test_every_step_draws_a_share_of_what_was_played(tokenizer):
 
 def test_covariance_clipping_with_equal_advantages_clips_nothing(make_engine, tokenizer):
     clip = CovarianceClip(fraction=0.5, low=0.0)
-    algorithm = spear(grpo(), bonus=None, imitation=1.0, fraction=1.0, covariance=clip, skip_invalid=False)
+    algorithm = spear(dr_grpo(), bonus=None, imitation=1.0, fraction=1.0, covariance=clip, skip_invalid=False)
     engine = make_engine(sampling=Sampling(max_new_tokens=2))
     metrics = run(algorithm, engine, tokenizer, steps=6, group_size=8, tasks=EVEN_TASKS)
     fired = [m for m in metrics if m["replay/fired"]]

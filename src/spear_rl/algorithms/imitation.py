@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any, Literal
 
 import torch
@@ -36,6 +36,11 @@ class Remembered:
     def advantage(self) -> float:
         return fmean(self.turn_advantages) if self.turn_advantages else 0.0
 
+    @property
+    def num_turns(self) -> int:
+        """Those that are replayed."""
+        return self.dropped.count("")
+
 
 @dataclass(frozen=True, slots=True)
 class Replay:
@@ -62,9 +67,13 @@ class SelfImitation:
     draw_when: Literal["every_step", "when_full"] = "every_step"
     full_size: int = 0
     """`when_full`: draw this many at random once more than 1.5 times as many qualify, then empty the buffer."""
+    unit: Literal["episodes", "turns"] = "episodes"
+    """What `full_size` and the buffer's capacity count."""
     gate: Literal["both", "old", "new"] = "both"
     """Which advantage must be positive: at admission (old), against today's baseline (new), or both."""
     percentile: float = 50.0
+    divide_by_std: bool = False
+    """Divide A' by a typical std of recent groups, so that it is in the units of a base that divides by its group's."""
     reweight: float | None = None
     """Instead of recalibrating: A' = reweight * A."""
     admission: Callable[[Sequence[Group]], list[list[float]]] | None = None
@@ -89,8 +98,9 @@ class SelfImitation:
     def observe(self, groups: Sequence[Group]) -> None:
         """Take the groups' mean rewards into the baseline: all groups, before any filter, the task's reward only."""
         for group in groups:
-            if group.trajectories:
-                self._history(group.info.get("family", "")).add([fmean(t.reward for t in group.trajectories)])
+            if rewards := [t.reward for t in group.trajectories]:
+                spread = [stdev(rewards)] if len(rewards) > 1 else []
+                self._history(group.info.get("family", "")).add([fmean(rewards)], spread)
 
     def draw(self, step: int, rng: random.Random, *, num_played: int) -> Replay:
         """Stored episodes that pass the gate today, with one recalibrated advantage a turn."""
@@ -106,18 +116,17 @@ class SelfImitation:
         }
         if baseline is not None:
             metrics["replay/baseline"] = baseline
-        wanted = round(self.fraction * num_played)
-        count = min(wanted, len(eligible))
-        if self.draw_when == "when_full":
-            wanted = count = self.full_size if len(eligible) > 1.5 * self.full_size else 0
-        places = rng.sample(eligible, count) if self.weight(step) > 0 else []
-        drawn = [stored[n] for n in places]
+        chosen, share = self._chosen(stored, eligible, rng, num_played) if self.weight(step) > 0 else ({}, 1.0)
+        drawn = [stored[n] for n in chosen]
         metrics |= {"replay/fired": float(bool(drawn)), "replay/trajectories": float(len(drawn))}
+        if self.unit == "turns":
+            metrics["replay/eligible_turns"] = float(sum(stored[n].item.num_turns for n in eligible))
+            metrics["replay/turns"] = float(sum(why.count("") for why in chosen.values()))
         if not drawn:
             return Replay(metrics=metrics)
         if self.draw_when == "when_full":
             self.buffer.clear()
-        today = self._advantages(drawn, baseline) if advantages is None else [advantages[n] for n in places]
+        today = self._advantages(drawn, baseline) if advantages is None else [advantages[n] for n in chosen]
         today = [a * self.age_decay ** (step - s.step) for a, s in zip(today, drawn, strict=True)]
         metrics |= {
             "replay/age": fmean(step - s.step for s in drawn),
@@ -127,10 +136,36 @@ class SelfImitation:
         return Replay(
             trajectories=[s.item.trajectory for s in drawn],
             turn_advantages=[[a + part for part in s.item.step_parts] for a, s in zip(today, drawn, strict=True)],
-            dropped=[s.item.dropped for s in drawn],
-            share=len(drawn) / wanted if self.scale_by_rows else 1.0,
+            dropped=list(chosen.values()),
+            share=share if self.scale_by_rows else 1.0,
             metrics=metrics,
         )
+
+    def _chosen(
+        self, stored: Sequence[Stored[Remembered]], eligible: Sequence[int], rng: random.Random, num_played: int
+    ) -> tuple[dict[int, list[str]], float]:
+        """Places of the episodes drawn, each with why a turn of it is not replayed; and drawn over wanted."""
+        if self.draw_when == "every_step":
+            wanted = round(self.fraction * num_played)
+            places = rng.sample(eligible, min(wanted, len(eligible)))
+            return {n: stored[n].item.dropped for n in places}, len(places) / max(wanted, 1)
+        units = [
+            (n, m)
+            for n in eligible
+            for m, why in enumerate(stored[n].item.dropped if self.unit == "turns" else [""])
+            if not why
+        ]
+        if len(units) <= 1.5 * self.full_size:
+            return {}, 1.0
+        drawn: dict[int, set[int]] = {}
+        for n, m in rng.sample(units, self.full_size):
+            drawn.setdefault(n, set()).add(m)
+        if self.unit == "episodes":
+            return {n: stored[n].item.dropped for n in drawn}, 1.0
+        return {
+            n: [why or ("" if m in turns else "not_drawn") for m, why in enumerate(stored[n].item.dropped)]
+            for n, turns in drawn.items()
+        }, 1.0
 
     def keep(
         self,
@@ -157,7 +192,8 @@ class SelfImitation:
             if not all(why) and (t.num_tool_turns or not self.require_tool)
         ]
         admitted = [r for r in remembered if self.gate == "new" or r.advantage > 0]
-        self.buffer.add(((r, r.trajectory.reward) for r in admitted), step)
+        scored = ((r, r.trajectory.reward) for r in admitted)
+        self.buffer.add(scored, step, size_of=lambda r: r.num_turns if self.unit == "turns" else 1)
 
     def _advantages(self, stored: Sequence[Stored[Remembered]], baseline: float | None) -> list[float]:
         """A' of each episode; `baseline` is the one for all families. A family's window is sorted once, too."""
@@ -166,11 +202,16 @@ class SelfImitation:
         families = dict.fromkeys(s.item.family for s in stored)
         if self.families is None and baseline is not None:
             baselines: dict[str, float] = dict.fromkeys(families, baseline)
+            stds = dict.fromkeys(families, self.history.typical_std)
         else:
             baselines = {family: self._history(family).percentile(self.percentile) for family in families}
-        rewards, beaten = [s.reward for s in stored], [baselines[s.item.family] for s in stored]
+            stds = {family: self._history(family).typical_std for family in families}
         double = partial(torch.tensor, dtype=torch.float64)
-        return recalibrate(double(rewards), double(beaten)).tolist()
+        rewards, beaten = double([s.reward for s in stored]), double([baselines[s.item.family] for s in stored])
+        if not self.divide_by_std:
+            return recalibrate(rewards, beaten).tolist()
+        # Without any spread yet no group has an advantage, and there is no unit to be in.
+        return recalibrate(rewards, beaten, double([stds[s.item.family] or 1.0 for s in stored])).tolist()
 
     def _history(self, family: str) -> RewardHistory:
         if self.families is None:
@@ -179,13 +220,13 @@ class SelfImitation:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "buffer": {"items": [(_as_dict(s.item), s.reward, s.step) for s in self.buffer.items]},
+            "buffer": {"items": [(_as_dict(s.item), s.reward, s.step, s.size) for s in self.buffer.items]},
             "history": self.history.state_dict(),
             "families": {name: h.state_dict() for name, h in (self.families or {}).items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.buffer.load_state_dict({"items": [(_from_dict(d), r, step) for d, r, step in state["buffer"]["items"]]})
+        self.buffer.load_state_dict({"items": [(_from_dict(d), *rest) for d, *rest in state["buffer"]["items"]]})
         self.history.load_state_dict(state["history"])
         if self.families is not None:
             self.families.clear()

@@ -49,6 +49,8 @@ class CovarianceClip:
     high: float = 60.0
     beta: float = 1.0
     """Weight of KL-Cov's penalty."""
+    joint_means: bool = False
+    """The means behind the covariance are over the other rows of the optimizer step too (`LossInputs.beside`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +88,10 @@ class ClippedSurrogate:
         assert self.covariance
         own = {"fraction": self.covariance.fraction, "low": self.covariance.low, "high": self.covariance.high}
         bounds = {"clip_low": self.clip_low, "clip_high": self.clip_high}
-        return keep_low_covariance(inputs, generator=inputs.generator, **own, **bounds)
+        joint = self.covariance.joint_means
+        return keep_low_covariance(inputs, generator=inputs.generator, joint=joint, **own, **bounds)
 
     def _penalty(self, inputs: LossInputs) -> Tensor:
         assert self.covariance
-        return high_covariance_penalty(inputs, fraction=self.covariance.fraction, beta=self.covariance.beta)
+        clip = self.covariance
+        return high_covariance_penalty(inputs, fraction=clip.fraction, beta=clip.beta, joint=clip.joint_means)

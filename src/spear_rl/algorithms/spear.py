@@ -60,9 +60,11 @@ def spear(
     covariance: CovarianceClip | None = DEFAULT_CLIP,
     replay_loss: LossFn | None = None,
     draw_when: Literal["every_step", "when_full"] = "every_step",
+    unit: Literal["episodes", "turns"] = "episodes",
     keep_step_part: bool = False,
     baseline_per_family: bool = False,
     admit_by_score: bool = False,
+    divide_by_std: bool | None = None,
     seed: int = 0,
     **options: Any,
 ) -> Algorithm:
@@ -70,12 +72,14 @@ def spear(
 
     Args:
         bonus, imitation: mu(t) and gamma(t), each a number, a schedule, or None for off. Both off is `base` itself.
-        capacity: episodes the buffer holds; with `when_full`, those drawn at once (it may then hold twice as many).
+        capacity: what the buffer holds; with `when_full`, what is drawn at once (it may then hold twice as much).
+        unit: what `capacity` counts: episodes, or turns that are replayed.
         covariance: of replayed tokens, for a loss with a field `covariance`; None for off.
         replay_loss: of replayed episodes, taken as it is; by default the on-policy loss with `covariance` and without
             its entropy bonus.
         admit_by_score: store what beats its siblings by the base's own advantages, with bonus, format terms and
             GiGPO's step part in them, instead of by the task's reward alone.
+        divide_by_std: divide A' by a typical std of recent groups; None does as the base's advantages do.
         keep_step_part: replay GiGPO's step advantage too, not the episode part only.
         options: any other field of `SelfImitation`: fraction, gate, percentile, reweight, require_tool, ...
     """
@@ -90,6 +94,7 @@ def spear(
     memory: ReplayBuffer[Remembered] = ReplayBuffer(
         capacity=2 * capacity if draw_when == "when_full" else capacity, max_age=max_age
     )
+    own_std = bool(getattr(base.advantages, "divide_by_std", False))
     return replace(
         base,
         imitation=SelfImitation(
@@ -99,6 +104,8 @@ def spear(
             weight=as_schedule(imitation),
             draw_when=draw_when,
             full_size=capacity,
+            unit=unit,
+            divide_by_std=own_std if divide_by_std is None else divide_by_std,
             admission=None if admit_by_score else _episode_part(base),
             step_parts=_step_parts(base) if keep_step_part else None,
             families={} if baseline_per_family else None,

@@ -32,7 +32,7 @@ OWN = [
 """Settings of a base: fields, under the same names, of an algorithm and of its advantages and loss."""
 SAME = [
     *("capacity", "max_age", "fraction", "gate", "percentile", "reweight", "require_tool", "age_decay", "update"),
-    *("keep_step_part", "admit_by_score", "skip_invalid", "scale_by_rows"),
+    *("keep_step_part", "admit_by_score", "skip_invalid", "scale_by_rows", "unit", "divide_by_std"),
 ]
 """Settings of self-imitation that are keywords of `spear` under the same names."""
 
@@ -60,7 +60,9 @@ def algorithm_of(config: Config) -> Algorithm:
             settings.name,
             settings=changed,
             dr_bot_options={"max_length": settings.max_length, "keep_groups": settings.keep_groups},
-            spear_options=_spear_options(config, replace(clip, kind=covariance.replay)),
+            spear_options=_spear_options(
+                config, replace(clip, kind=covariance.replay, joint_means=covariance.joint_means)
+            ),
         )
     except SettingError as error:
         part = "replay" if covariance.on_policy == "none" else "on_policy"

@@ -184,8 +184,12 @@ class ImitationConfig:
     """T_warm of gamma(t); 0 is half of run.steps."""
     fraction: Annotated[float, Range(0, 100)] = 0.25
     """Replayed episodes a step, as a share of the played ones."""
-    capacity: Annotated[int, Range(1, 1_000_000, unit="episodes")] = 2048
-    """Episodes the buffer holds; with when_full, how many are drawn at once."""
+    capacity: Annotated[int, Range(1, 1_000_000)] = 2048
+    """What the buffer holds; with when_full, what is drawn at once."""
+    unit: Literal["episodes", "turns"] = "episodes"
+    """What capacity counts.
+    episodes: whole episodes
+    turns: turns that train again (the authors' code on ALFWorld and WebShop)"""
     max_age: Annotated[int, Range(1, 10_000_000, unit="steps")] = 5
     """Steps after which an episode is forgotten."""
     history: Annotated[int, Range(1, 10_000_000)] = 1024
@@ -207,6 +211,8 @@ class ImitationConfig:
     """Where replayed rows train.
     joint: in the on-policy optimizer step (the paper)
     separate: in optimizer steps of their own after it (the authors' code)"""
+    divide_by_std: bool | None = None
+    """Divide A' by a typical std of recent groups; unset is as the base does, false is the paper's A' = R - b."""
     reweight: Annotated[float, Weight] | None = None
     """If set, A' = reweight * A instead of recalibrating against the baseline."""
     admit_by_score: bool = False
@@ -245,6 +251,8 @@ class CovarianceConfig:
     """Largest covariance considered; 40 on math."""
     beta: Annotated[float, Weight] = 1.0
     """Weight of kl's penalty."""
+    joint_means: bool = False
+    """Replay: covariances about the means of all rows of a joint optimizer step, not of the replayed ones alone."""
 
 
 @dataclass

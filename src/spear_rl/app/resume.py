@@ -34,6 +34,7 @@ _PLACE = ("run.dir", "run.resume")
 
 _ONLY_FOR = {
     "algorithm.bonus.": "spear", "algorithm.imitation.": "spear", "algorithm.covariance.replay": "spear",
+    "algorithm.covariance.joint_means": "spear",
     "algorithm.keep_groups": "dr-bot", "algorithm.max_length": "dr-bot",
 }  # fmt: skip
 """Prefix of a setting -> the wrapper it belongs to. Settings of a base are checked when the algorithm is built."""

@@ -185,8 +185,10 @@ class HFEngine:
         self._optimizer.zero_grad(set_to_none=True)
         metrics: Metrics = {}
         with memory_for(f"learning from the {terms[0].name} rows", self._less_to_learn):
+            beside: LossInputs | None = None
             for term in terms:
-                metrics |= self._accumulate(term)
+                found, beside = self._accumulate(term, beside)
+                metrics |= found
             norm = float(nn.utils.clip_grad_norm_(self._masters.trained, self._max_grad_norm))
             if not torch.isfinite(torch.tensor(norm)):
                 raise NonFiniteLossError(f"the gradient's norm is {norm}; the weights were not changed")
@@ -301,8 +303,8 @@ class HFEngine:
         num_slots = f" (it is {self._slots.slots.count} episodes at once)" if self._slots else ""
         return f"lower rollout.num_tasks or rollout.group_size{num_slots}, or rollout.max_context"
 
-    def _accumulate(self, term: Term) -> Metrics:
-        """Add the gradient of one term."""
+    def _accumulate(self, term: Term, beside: LossInputs | None) -> tuple[Metrics, LossInputs]:
+        """Add the gradient of one term; `beside` is what the loss of the term before it was given."""
         batch = term.batch
         pieces = self._pieces(batch)
         scored = []
@@ -317,7 +319,8 @@ class HFEngine:
             ref_logprobs = joined(batch, pieces, frozen)
 
         mask, old, advantages = (x.to(logprobs.device) for x in (batch.mask, batch.old_logprobs, batch.advantages))
-        out = term.loss(LossInputs(logprobs, old, advantages, mask, entropy, ref_logprobs, term.generator))
+        inputs = LossInputs(logprobs, old, advantages, mask, entropy, ref_logprobs, term.generator, beside)
+        out = term.loss(inputs)
         if not torch.isfinite(out.loss):
             raise NonFiniteLossError(
                 f"the {term.name} loss is {float(out.loss.detach())}; the weights were not changed"
@@ -334,7 +337,7 @@ class HFEngine:
         if self._has_fresh_rows:  # sampled by these very weights: whatever differs is the sampler's arithmetic
             values["sampler_gap"] = (logprobs.detach() - old)[mask].abs().mean()
             self._has_fresh_rows = False
-        return {f"{term.name}/{name}": float(value) for name, value in values.items()}
+        return {f"{term.name}/{name}": float(value) for name, value in values.items()}, inputs
 
     def _pieces(self, batch: Batch) -> list[Piece]:
         return pieces_of(

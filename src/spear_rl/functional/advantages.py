@@ -73,9 +73,15 @@ def gigpo(
     return episode_weight * episode + step_weight * turn
 
 
-def recalibrate(rewards: Tensor, baseline: float | Tensor) -> Tensor:
-    """Advantages of replayed episodes against today's baseline instead of their own group's. Never divided by a std."""
-    return rewards - baseline
+def recalibrate(
+    rewards: Tensor, baseline: float | Tensor, std: float | Tensor | None = None, *, eps: float = 1e-6
+) -> Tensor:
+    """Advantages of replayed episodes against today's baseline instead of their own group's.
+
+    Args:
+        std: a typical one of today's groups, for a base that divides by its group's: divides as in `group_relative`.
+    """
+    return rewards - baseline if std is None else (rewards - baseline) / (std + eps)
 
 
 def _as_given(result: Tensor, values: Tensor) -> Tensor:

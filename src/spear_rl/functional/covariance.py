@@ -5,14 +5,29 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from spear_rl.functional.inputs import LossInputs, token_mean
+from spear_rl.functional.inputs import LossInputs
 
 
-def token_covariance(inputs: LossInputs) -> Tensor:
-    """[B, T] (A - mean A)(logp - mean logp), means over all training tokens of the mini-batch; 0 where masked."""
+def token_covariance(inputs: LossInputs, *, joint: bool = False) -> Tensor:
+    """[B, T] (A - mean A)(logp - mean logp), means over all training tokens of the mini-batch; 0 where masked.
+
+    Args:
+        joint: the means are over the rows `beside` these too.
+    """
+    parts = [inputs]
+    while joint and (beside := parts[-1].beside) is not None:
+        parts.append(beside)
+    sums = torch.stack([_sums(part) for part in parts]).sum(0)
+    mean_advantage, mean_logprob = sums[:2] / sums[2].clamp(min=1)
+    spread = (inputs.advantages - mean_advantage) * (inputs.logprobs.detach() - mean_logprob)
+    return torch.where(inputs.mask.bool(), spread, 0.0)
+
+
+def _sums(inputs: LossInputs) -> Tensor:
+    """[3] of the training tokens: their advantages, their log-probabilities, their number."""
     mask, logprobs = inputs.mask.bool(), inputs.logprobs.detach()
-    spread = (inputs.advantages - token_mean(inputs.advantages, mask)) * (logprobs - token_mean(logprobs, mask))
-    return torch.where(mask, spread, 0.0)
+    values = (torch.where(mask, x, 0.0).sum() for x in (inputs.advantages.to(logprobs.dtype), logprobs))
+    return torch.stack([*values, mask.sum().to(logprobs.dtype)])
 
 
 @torch.no_grad()
@@ -25,6 +40,7 @@ def keep_low_covariance(
     generator: torch.Generator | None,
     clip_low: float = 0.2,
     clip_high: float = 0.28,
+    joint: bool = False,
 ) -> Tensor:
     """Clip-Cov: [B, T] weights, 0 on a random few of the tokens with low < covariance < high, else 1.
 
@@ -33,7 +49,7 @@ def keep_low_covariance(
     ordered or padded; tokens that agree in every value are interchangeable.
     """
     mask = inputs.mask.bool()
-    covariance = token_covariance(inputs)
+    covariance = token_covariance(inputs, joint=joint)
     unclipped = ~clip_is_active(inputs, clip_low=clip_low, clip_high=clip_high)
     rows, columns = torch.nonzero(mask & unclipped & (covariance > low) & (covariance < high), as_tuple=True)
     order = _canonical_order(inputs, rows, columns)
@@ -44,11 +60,12 @@ def keep_low_covariance(
     return keep
 
 
-def high_covariance_penalty(inputs: LossInputs, *, fraction: float, beta: float) -> Tensor:
+def high_covariance_penalty(inputs: LossInputs, *, fraction: float, beta: float, joint: bool = False) -> Tensor:
     """KL-Cov: [B, T] beta * |log ratio| on the max(1, floor(fraction * tokens)) of highest covariance, else 0."""
     rows, columns = torch.nonzero(inputs.mask.bool(), as_tuple=True)
     order = _canonical_order(inputs, rows, columns)
-    ranked = order[torch.argsort(token_covariance(inputs)[rows, columns][order], descending=True, stable=True)]
+    covariance = token_covariance(inputs, joint=joint)[rows, columns]
+    ranked = order[torch.argsort(covariance[order], descending=True, stable=True)]
     top = ranked[: max(int(fraction * len(rows)), 1)]
     chosen = torch.zeros_like(inputs.logprobs)
     chosen[rows[top], columns[top]] = 1

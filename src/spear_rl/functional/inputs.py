@@ -26,6 +26,8 @@ class LossInputs:
     """Of a frozen reference, where the engine has one."""
     generator: torch.Generator | None = None
     """The random stream that a loss with a random part draws from; None is torch's global one."""
+    beside: LossInputs | None = None
+    """Of other rows of the same optimizer step, where the engine has scored some before these."""
 
 
 @dataclass(frozen=True, slots=True)

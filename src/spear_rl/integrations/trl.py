@@ -118,6 +118,10 @@ def require_trainable(args: Any, options: Any) -> None:
         raise ConfigError("spear: in TRL the bonus is a reward function; add tool_bonus(...) to reward_funcs")
     if options.get("update", "joint") != "joint":
         raise ConfigError("spear: update must be 'joint'; TRL takes no optimizer steps but its own")
+    if getattr(options.get("covariance"), "joint_means", False):
+        raise ConfigError(
+            "spear: covariance must have joint_means=False; TRL's own rows are not at hand in replay's loss"
+        )
 
 
 def episode(

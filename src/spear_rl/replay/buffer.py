@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -21,11 +22,13 @@ class Stored(Generic[T]):
     """The task's own reward: no bonus, no format term."""
     step: int
     """The training step whose policy played it."""
+    size: int = 1
+    """What it takes of the buffer's capacity."""
 
 
 @dataclass
 class ReplayBuffer(Generic[T]):
-    """At most `capacity` episodes, none older than `max_age` steps; oldest out first."""
+    """At most `capacity` episodes, or so much by their sizes, none older than `max_age` steps; oldest out first."""
 
     capacity: int
     max_age: int
@@ -34,11 +37,14 @@ class ReplayBuffer(Generic[T]):
     def __len__(self) -> int:
         return len(self.items)
 
-    def add(self, scored: Iterable[tuple[T, float]], step: int) -> None:
-        """Remember (episode, reward) pairs that were played at `step`."""
-        self.items.extend(Stored(item, reward, step) for item, reward in scored)
-        while len(self.items) > self.capacity:
-            self.items.popleft()
+    def add(
+        self, scored: Iterable[tuple[T, float]], step: int, *, size_of: Callable[[T], int] = lambda item: 1
+    ) -> None:
+        """Remember (episode, reward) pairs that were played at `step`; each takes `size_of` it of the capacity."""
+        self.items.extend(Stored(item, reward, step, size_of(item)) for item, reward in scored)
+        excess = sum(stored.size for stored in self.items) - self.capacity
+        while excess > 0:
+            excess -= self.items.popleft().size
 
     def drop_stale(self, step: int) -> None:
         """Forget what is older than `max_age` at `step`."""
@@ -55,7 +61,7 @@ class ReplayBuffer(Generic[T]):
         self.items.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"items": [(s.item, s.reward, s.step) for s in self.items]}
+        return {"items": [(s.item, s.reward, s.step, s.size) for s in self.items]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.items = deque(Stored(*entry) for entry in state["items"])
@@ -67,14 +73,24 @@ class RewardHistory:
 
     size: int
     means: deque[float] = field(default_factory=deque, repr=False)
+    stds: deque[float] = field(default_factory=deque, repr=False)
+    """Of the rewards in each of the last `size` groups that had any spread."""
 
     def __len__(self) -> int:
         return len(self.means)
 
-    def add(self, group_means: Iterable[float]) -> None:
+    def add(self, group_means: Iterable[float], stds: Iterable[float] = ()) -> None:
+        """Take in groups, and the standard deviations within them; one of 0 is left out, as it compares nothing."""
         self.means.extend(group_means)
-        while len(self.means) > self.size:
-            self.means.popleft()
+        self.stds.extend(std for std in stds if std > 0)
+        for window in (self.means, self.stds):
+            while len(window) > self.size:
+                window.popleft()
+
+    @property
+    def typical_std(self) -> float | None:
+        """The median of the groups' standard deviations, never 0; None before any group had a spread."""
+        return statistics.median(self.stds) if self.stds else None
 
     def median(self) -> float:
         """The paper's baseline."""
@@ -91,7 +107,7 @@ class RewardHistory:
         return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"means": list(self.means)}
+        return {"means": list(self.means), "stds": list(self.stds)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.means = deque(state["means"])
+        self.means, self.stds = deque(state["means"]), deque(state.get("stds", ()))

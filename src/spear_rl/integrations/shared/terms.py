@@ -20,14 +20,15 @@ def keeps(term: Term) -> Any:
     return term.loss.keep if isinstance(term.loss, ClippedSurrogate) else None
 
 
-def held_back(term: Term, logprobs: Tensor) -> tuple[Term, Metrics]:
+def held_back(term: Term, logprobs: Tensor, beside: LossInputs | None = None) -> tuple[Term, Metrics]:
     """The term with an advantage of 0 on the tokens that its loss holds back, so that a loss without weights will do.
 
     An advantage of 0 is the same as a weight of 0, and such a token still counts in the reduction. `logprobs` are the
-    current policy's, [B, T] as the batch.
+    current policy's, [B, T] as the batch; `beside` are other rows of the same optimizer step.
     """
     batch, mask = term.batch, term.batch.mask
-    kept = keeps(term)(LossInputs(logprobs, batch.old_logprobs, batch.advantages, mask, generator=term.generator))
+    own = LossInputs(logprobs, batch.old_logprobs, batch.advantages, mask, generator=term.generator, beside=beside)
+    kept = keeps(term)(own)
     ratio = (logprobs - batch.old_logprobs)[mask].exp()
     metrics = {"covariance_clip_fraction": float((1 - kept)[mask].mean()), "ratio": float(ratio.mean())}
     return replace(term, batch=replace(batch, advantages=batch.advantages * kept)), metrics
@@ -39,9 +40,16 @@ def clipped(
     """A step's updates with the covariance clipping of replay done.
 
     `scores` gives each term's log-probabilities by the current policy; it is asked once for all terms that need them.
+    On-policy rows have theirs as old ones: the same policy wrote them.
     """
-    replayed = [term for own in updates for term in own if term.name == "replay" and keeps(term)]
-    scored = scores(replayed) if replayed else []
-    held = {id(term): held_back(term, now) for term, now in zip(replayed, scored, strict=True)}
+    replayed = [(term, own) for own in updates for term in own if term.name == "replay" and keeps(term)]
+    scored = scores([term for term, _ in replayed]) if replayed else []
+    held = {id(term): held_back(term, now, _beside(own)) for (term, own), now in zip(replayed, scored, strict=True)}
     metrics = mean_metrics([found for _, found in held.values()])
     return [[held[id(term)][0] if id(term) in held else term for term in own] for own in updates], metrics
+
+
+def _beside(terms: Sequence[Term]) -> LossInputs | None:
+    """What a loss may know of an update's on-policy rows."""
+    batch = next((term.batch for term in terms if term.name == "policy"), None)
+    return LossInputs(batch.old_logprobs, batch.old_logprobs, batch.advantages, batch.mask) if batch else None
