@@ -151,19 +151,22 @@ def test_advantages_are_the_cores(trainer, scale):
         torch.testing.assert_close(output["advantages"], ours, atol=1e-6, rtol=1e-5)
 
 
-def test_recalibrated_advantages_are_rewards_above_the_median_group(trainer):
-    run = trainer(Watched, spear=ALWAYS, max_steps=6)
+@pytest.mark.parametrize("scale", ["none", "group"])
+def test_recalibrated_advantages_are_rewards_above_the_median_group(trainer, scale):
+    run = trainer(Watched, spear=ALWAYS, max_steps=6, scale_rewards=scale)
     run.train()
-    means, played = [], {}
+    means, stds, played = [], [], {}
     for output, rewards, replay in run.outputs:
         means += rewards.view(-1, 4).double().mean(1).tolist()
-        baseline = torch.tensor(means, dtype=torch.float64).quantile(0.5)
+        stds += [std for std in rewards.view(-1, 4).double().std(1).tolist() if std > 0]
+        baseline, std = (torch.tensor(x, dtype=torch.float64).quantile(0.5) for x in (means, stds))
         for rows in replay:
             for row in range(len(rows.mask)):
                 reward = played[tuple(rows.input_ids[row][rows.attention[row].bool()].tolist())]
-                expected = float(recalibrate(torch.tensor(reward, dtype=torch.float64), baseline))
+                exact = torch.tensor(reward, dtype=torch.float64)
+                expected = float(recalibrate(exact, baseline, std if scale == "group" else None))
                 assert rows.advantages[row][rows.mask[row]].tolist() == pytest.approx(
-                    [expected] * int(rows.mask[row].sum()), abs=1e-6
+                    [expected] * int(rows.mask[row].sum()), abs=1e-6, rel=1e-5
                 )
         for row, reward in enumerate(rewards.tolist()):
             prompt, answer = (
@@ -582,6 +585,7 @@ def test_every_row_is_trained_once_and_ranks_have_as_many_rows(parts, ranks):
         ({"steps_per_generation": 3}, "multiple of gradient_accumulation_steps=2"),
         ({"spear": {"bonus": 1.0}}, "tool_bonus"),
         ({"spear": {"update": "separate"}}, "joint"),
+        ({"spear": {"covariance": CovarianceClip(joint_means=True)}}, "joint_means=False"),
         ({"spear": {"max_agee": 3}}, "max_agee"),
     ],
 )
