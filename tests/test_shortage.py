@@ -151,7 +151,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(spear, tmp
     from importlib import util
 
     found = util.find_spec
-    for module in ("lora", "vllm"):
+    for module in ("models.lora", "vllm"):
         monkeypatch.setattr(
             f"spear_rl.engines.{module}.find_spec", lambda name: None if name == package else found(name)
         )
