@@ -199,19 +199,18 @@ class SelfImitation:
         """A' of each episode; `baseline` is the one for all families. A family's window is sorted once, too."""
         if self.reweight is not None:
             return [self.reweight * s.item.advantage for s in stored]
-        families = dict.fromkeys(s.item.family for s in stored)
+        whose = ["" if self.families is None else s.item.family for s in stored]
+        windows = {family: self._history(family) for family in whose}
         if self.families is None and baseline is not None:
-            baselines: dict[str, float] = dict.fromkeys(families, baseline)
-            stds = dict.fromkeys(families, self.history.typical_std)
+            baselines = {"": baseline}
         else:
-            baselines = {family: self._history(family).percentile(self.percentile) for family in families}
-            stds = {family: self._history(family).typical_std for family in families}
+            baselines = {family: window.percentile(self.percentile) for family, window in windows.items()}
         double = partial(torch.tensor, dtype=torch.float64)
-        rewards, beaten = double([s.reward for s in stored]), double([baselines[s.item.family] for s in stored])
-        if not self.divide_by_std:
-            return recalibrate(rewards, beaten).tolist()
-        # Without any spread yet no group has an advantage, and there is no unit to be in.
-        return recalibrate(rewards, beaten, double([stds[s.item.family] or 1.0 for s in stored])).tolist()
+        rewards, beaten, std = double([s.reward for s in stored]), double([baselines[f] for f in whose]), None
+        if self.divide_by_std:  # without any spread yet no group has an advantage, and there is no unit to be in
+            stds = {family: window.typical_std or 1.0 for family, window in windows.items()}
+            std = double([stds[f] for f in whose])
+        return recalibrate(rewards, beaten, std).tolist()
 
     def _history(self, family: str) -> RewardHistory:
         if self.families is None:
