@@ -140,7 +140,8 @@ CHOICES = {
     "algorithm.imitation.draw": "when_full", "algorithm.imitation.gate": "new",
     "algorithm.imitation.update": "separate", "algorithm.covariance.replay": "kl",
     "algorithm.covariance.on_policy": "clip", "eval.split": "test",
-    "algorithm.divide_by_std": "true", "algorithm.dual_clip": "3.0",
+    "algorithm.divide_by_std": "true", "algorithm.dual_clip": "3.0", "algorithm.imitation.unit": "turns",
+    "algorithm.imitation.divide_by_std": "true",
 }  # fmt: skip
 
 

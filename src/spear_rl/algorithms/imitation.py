@@ -36,11 +36,6 @@ class Remembered:
     def advantage(self) -> float:
         return fmean(self.turn_advantages) if self.turn_advantages else 0.0
 
-    @property
-    def num_turns(self) -> int:
-        """Those that are replayed."""
-        return self.dropped.count("")
-
 
 @dataclass(frozen=True, slots=True)
 class Replay:
@@ -120,7 +115,7 @@ class SelfImitation:
         drawn = [stored[n] for n in chosen]
         metrics |= {"replay/fired": float(bool(drawn)), "replay/trajectories": float(len(drawn))}
         if self.unit == "turns":
-            metrics["replay/eligible_turns"] = float(sum(stored[n].item.num_turns for n in eligible))
+            metrics["replay/eligible_turns"] = float(sum(stored[n].item.dropped.count("") for n in eligible))
             metrics["replay/turns"] = float(sum(why.count("") for why in chosen.values()))
         if not drawn:
             return Replay(metrics=metrics)
@@ -149,23 +144,15 @@ class SelfImitation:
             wanted = round(self.fraction * num_played)
             places = rng.sample(eligible, min(wanted, len(eligible)))
             return {n: stored[n].item.dropped for n in places}, len(places) / max(wanted, 1)
-        units = [
-            (n, m)
-            for n in eligible
-            for m, why in enumerate(stored[n].item.dropped if self.unit == "turns" else [""])
-            if not why
-        ]
-        if len(units) <= 1.5 * self.full_size:
-            return {}, 1.0
-        drawn: dict[int, set[int]] = {}
-        for n, m in rng.sample(units, self.full_size):
-            drawn.setdefault(n, set()).add(m)
+        units = [(n, m) for n in eligible for m, why in enumerate(stored[n].item.dropped) if not why]
         if self.unit == "episodes":
-            return {n: stored[n].item.dropped for n in drawn}, 1.0
-        return {
-            n: [why or ("" if m in turns else "not_drawn") for m, why in enumerate(stored[n].item.dropped)]
-            for n, turns in drawn.items()
-        }, 1.0
+            units = [(n, 0) for n in eligible]
+        drawn = dict.fromkeys(rng.sample(units, self.full_size) if len(units) > 1.5 * self.full_size else ())
+        chosen = {n: stored[n].item.dropped for n, _ in drawn}
+        if self.unit == "turns":
+            for n, reasons in chosen.items():
+                chosen[n] = [why or ("" if (n, m) in drawn else "not_drawn") for m, why in enumerate(reasons)]
+        return chosen, 1.0
 
     def keep(
         self,
@@ -180,10 +167,8 @@ class SelfImitation:
         played = [(t, group.info.get("family", "")) for group in groups for t in group.trajectories]
         reasons = dropped or [[""] * len(t.turns) for t, _ in played]
         if self.skip_invalid:
-            reasons = [
-                [known or _unfit(turn) for known, turn in zip(why, t.turns, strict=True)]
-                for why, (t, _) in zip(reasons, played, strict=True)
-            ]
+            unfit = [[_unfit(turn) for turn in t.turns] for t, _ in played]
+            reasons = [[a or b for a, b in zip(*both, strict=True)] for both in zip(reasons, unfit, strict=True)]
         deciding = self.admission(groups) if self.admission else turn_advantages
         parts = self.step_parts(groups) if self.step_parts else [[0.0] * len(t.turns) for t, _ in played]
         remembered = [
@@ -192,8 +177,8 @@ class SelfImitation:
             if not all(why) and (t.num_tool_turns or not self.require_tool)
         ]
         admitted = [r for r in remembered if self.gate == "new" or r.advantage > 0]
-        scored = ((r, r.trajectory.reward) for r in admitted)
-        self.buffer.add(scored, step, size_of=lambda r: r.num_turns if self.unit == "turns" else 1)
+        size_of = (lambda r: r.dropped.count("")) if self.unit == "turns" else (lambda r: 1)
+        self.buffer.add(((r, r.trajectory.reward) for r in admitted), step, size_of=size_of)
 
     def _advantages(self, stored: Sequence[Stored[Remembered]], baseline: float | None) -> list[float]:
         """A' of each episode; `baseline` is the one for all families. A family's window is sorted once, too."""

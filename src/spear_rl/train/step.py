@@ -74,10 +74,7 @@ def train_step(
 
 
 def minibatches(terms: Sequence[Term], count: int, rng: random.Random) -> list[list[Term]]:
-    """The rows of every term dealt out at random to `count` updates; one update keeps them as they are.
-
-    Every term is a mean over its own rows. One with fewer than it wanted of an update weighs less in proportion there.
-    """
+    """The rows of every term dealt out at random to `count` updates; one update keeps them as they are."""
     if not terms or count == 1:
         return [[weighed(term, 1) for term in terms]] if terms else []
     updates: list[list[Term]] = [[] for _ in range(count)]
@@ -90,7 +87,7 @@ def minibatches(terms: Sequence[Term], count: int, rng: random.Random) -> list[l
 
 
 def weighed(term: Term, count: int) -> Term:
-    """A term of one of `count` updates, its weight in proportion to the rows it has of those it wanted."""
+    """A term, a mean over its rows, weighed by those it has over those it wanted of one of `count` updates."""
     wanted = term.rows_wanted // count
     return replace(term, weight=term.weight * len(term.batch) / wanted) if len(term.batch) < wanted else term
 
