@@ -4,13 +4,13 @@
     python examples/minimal_spear.py --base     # its base algorithm: no tool bonus, no self-imitation
     python examples/minimal_spear.py --seed 1
 
-A toy agent faces a safe with a code of two digits. Two tools show one digit each; the reward is 1 if both digits are then
-said in order, else 0. Untrained, it opens one safe in a hundred, by guessing, and a look at a digit does not yet pay. The
-policy is a small network that reads what the episode has shown so far; each turn it writes one token.
+A toy agent faces a safe with a code of two digits. Two tools show one digit each; the reward is 1 if both digits are
+then said in order, else 0. Untrained, it opens one safe in a hundred, by guessing, and a look at a digit does not pay
+yet. The policy is a small network that reads what the episode has shown so far; each turn it writes one token.
 
 SPEAR adds two curricula to a base algorithm (here GRPO without division by the standard deviation, "Dr. GRPO"):
   learn the ropes:  a bonus per tool call, whose weight mu(t) fades from 1 to 0
-  trust the wins:   episodes that went well are replayed; the weight gamma(t) of that loss grows from 0 to 1
+  trust the wins:   episodes that went well are replayed; the weight gamma(t) of their loss grows from 0 to 0.5
 """
 
 from __future__ import annotations
@@ -25,15 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from spear_rl.algorithms import tool_bonus
-from spear_rl.functional import (
-    LossInputs,
-    clipped_surrogate,
-    cosine,
-    group_relative,
-    keep_low_covariance,
-    recalibrate,
-    token_mean,
-)
+from spear_rl.functional import LossInputs, clipped_surrogate, cosine, group_relative, keep_low_covariance, recalibrate
 from spear_rl.replay import ReplayBuffer, RewardHistory
 
 DIGITS = 10
@@ -141,13 +133,15 @@ def padded(rows: list[list[float]]) -> Tensor:
 def loss_inputs(policy: Policy, episodes: list[Episode], advantages: list[float]) -> LossInputs:
     """Every tensor is [episodes, turns]; an episode's advantage is that of each of its tokens."""
     lengths = [len(e.tokens) for e in episodes]
-    observations = torch.tensor([e.observations + [[0, 0, 0]] * (MAX_TURNS - n) for e, n in zip(episodes, lengths)])
+    observations = torch.tensor(
+        [e.observations + [[0, 0, 0]] * (MAX_TURNS - n) for e, n in zip(episodes, lengths, strict=True)]
+    )
     logprobs = policy(observations)
     tokens = padded([e.tokens for e in episodes]).long()
     return LossInputs(
         logprobs=logprobs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1),
         old_logprobs=padded([e.old_logprobs for e in episodes]),
-        advantages=padded([[a] * n for a, n in zip(advantages, lengths)]),
+        advantages=padded([[a] * n for a, n in zip(advantages, lengths, strict=True)]),
         mask=padded([[1.0] * n for n in lengths]).bool(),
         entropy=-(logprobs.exp() * logprobs).sum(-1),
     )
@@ -166,7 +160,19 @@ class Memory:
 
     buffer: ReplayBuffer[Episode]
     history: RewardHistory
-    """Mean rewards of the latest groups; their median is the baseline."""
+    """Mean rewards of the latest groups."""
+
+    def draw(self, count: int, step: int, rng: random.Random) -> tuple[list[Episode], list[float]]:
+        """Remembered episodes that beat today's baseline, the median of the history, and by how much they do.
+
+        An old advantage would compare an episode with siblings of a weaker policy: it is recalibrated. Only the task's
+        reward counts here, never the bonus.
+        """
+        self.buffer.drop_stale(step)
+        baseline = self.history.median()
+        drawn = self.buffer.sample(count, rng, where=lambda stored: stored.reward > baseline)
+        advantages = recalibrate(torch.tensor([stored.reward for stored in drawn]), baseline)
+        return [stored.item for stored in drawn], advantages.tolist()
 
 
 def train(*, is_spear: bool, steps: int, seed: int, report_every: int = 0) -> list[float]:
@@ -177,7 +183,7 @@ def train(*, is_spear: bool, steps: int, seed: int, report_every: int = 0) -> li
     optimizer = torch.optim.Adam(policy.parameters(), lr=LEARNING_RATE)
     memory = Memory(ReplayBuffer(capacity=512, max_age=5), RewardHistory(size=256))
     mu = cosine(1.0, 0.0, steps // 2)  # weight of the tool bonus: fades
-    gamma = cosine(0.0, 1.0, steps // 4)  # weight of the replay loss: grows
+    gamma = cosine(0.0, 0.5, steps // 4)  # weight of the replay loss: grows
     hold_back = partial(keep_low_covariance, fraction=0.02, low=0.5, high=60.0, generator=noise)
     successes = []
 
@@ -195,17 +201,14 @@ def train(*, is_spear: bool, steps: int, seed: int, report_every: int = 0) -> li
         policy_term = clip(loss_inputs(policy, episodes, advantages), entropy_bonus=0.03)
         loss = policy_term.loss
 
-        # Replay. A remembered episode is judged anew against today's baseline, by the task's reward alone: no bonus.
-        drawn = []
+        # Replay what still beats the baseline, beside the on-policy term and by the same loss. Covariance clipping: a
+        # random few of the tokens that push hardest towards certainty do not train.
+        replayed: list[Episode] = []
         if is_spear:
             memory.history.add(rewards.view(NUM_TASKS, GROUP_SIZE).mean(1).tolist())
-            memory.buffer.drop_stale(step)
-            baseline = memory.history.percentile(50)
-            drawn = memory.buffer.sample(len(episodes) // 4, rng, where=lambda stored: stored.reward > baseline)
-            if drawn and gamma(step) > 0:
-                today = recalibrate(torch.tensor([s.reward for s in drawn]), baseline).tolist()
-                inputs = loss_inputs(policy, [s.item for s in drawn], today)
-                # Covariance clipping: a random few of the tokens that push hardest towards certainty do not train.
+            replayed, recalibrated = memory.draw(len(episodes) // 4, step, rng)
+            if replayed:
+                inputs = loss_inputs(policy, replayed, recalibrated)
                 loss = loss + gamma(step) * clip(inputs, keep=hold_back).loss
 
         optimizer.zero_grad()
@@ -224,7 +227,7 @@ def train(*, is_spear: bool, steps: int, seed: int, report_every: int = 0) -> li
                 f"step {step + 1:4d}  success {fmean(successes[-report_every:]):.3f}"
                 f"  tool turns {fmean(e.num_tool_turns for e in episodes):.2f}"
                 f"  entropy {float(policy_term.metrics['entropy']):.2f}"
-                + (f"  mu {mu(step):.2f}  gamma {gamma(step):.2f}  replayed {len(drawn)}" if is_spear else "")
+                + (f"  mu {mu(step):.2f}  gamma {gamma(step):.2f}  replayed {len(replayed)}" if is_spear else "")
             )
     return successes
 

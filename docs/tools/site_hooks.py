@@ -1,8 +1,8 @@
 """MkDocs hooks: pages read on a code host link to files outside docs/; on the site these links must work too.
 
-A link to a file of ROOT_PAGES becomes a link to its page on the site. A link to any other file of the repository becomes
-a link to `repo_url` if mkdocs.yml has one, else plain text. A link to a file that does not exist is a warning, which
-`mkdocs build --strict` turns into a failure.
+A link to a file of ROOT_PAGES becomes a link to its page on the site. A link to any other file of the repository
+becomes a link to `repo_url` if mkdocs.yml has one, else plain text. A link to a file that does not exist is a warning,
+which `mkdocs build --strict` turns into a failure.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Point links to files outside docs/ at what the site has for them."""
     uri = page.file.src_uri
-    folder = PurePosixPath(".") if uri in ROOT_PAGES.values() and uri != "index.md" else PurePosixPath("docs", uri).parent
+    folder = (
+        PurePosixPath(".") if uri in ROOT_PAGES.values() and uri != "index.md" else PurePosixPath("docs", uri).parent
+    )
 
     def on_site(link: re.Match[str]) -> str:
         target = os.path.normpath(folder / link["target"])
