@@ -283,7 +283,7 @@ def test_the_figures_can_be_drawn_from_the_tables_and_are_small(tmp_path):
 def test_the_site_turns_links_to_files_outside_the_docs_into_what_it_has_for_them():
     pytest.importorskip("mkdocs", reason="the documentation's extra is not installed")
     hooks = module_at(ROOT / "docs" / "tools" / "site_hooks.py")
-    text = "[a](../README.md) [b](../CONTRIBUTING.md#rules) [`c`](../examples/minimal_spear.py) [d](runs.md#x)"
+    text = "[a](../README.md) [b](../CONTRIBUTING.md#rules) [`c`](../Makefile) [d](runs.md#x)"
 
     def on_site(uri: str, markdown: str, repo_url: str = "") -> str:
         page, config = SimpleNamespace(file=SimpleNamespace(src_uri=uri)), SimpleNamespace(repo_url=repo_url)
@@ -292,6 +292,7 @@ def test_the_site_turns_links_to_files_outside_the_docs_into_what_it_has_for_the
     assert on_site("gpu.md", text) == "[a](index.md) [b](contributing.md#rules) `c` [d](runs.md#x)"
     assert on_site("reference/train.md", "[t](../trl.md)") == "[t](../trl.md)"
     assert on_site("contributing.md", "[g](docs/glossary.md)") == "[g](glossary.md)"
-    source = on_site("gpu.md", "[c](../examples/minimal_spear.py)", "https://example.org/us/spear")
-    assert source == "[c](https://example.org/us/spear/blob/main/examples/minimal_spear.py)"
+    assert on_site("gpu.md", "[e](../examples/minimal_spear.py)") == "[e](minimal_spear.md)"
+    source = on_site("gpu.md", "[c](../Makefile)", "https://example.org/us/spear")
+    assert source == "[c](https://example.org/us/spear/blob/main/Makefile)"
     assert on_site("gpu.md", "```text\n[a](../README.md)\n```\n") == "```text\n[a](../README.md)\n```\n"

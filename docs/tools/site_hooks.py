@@ -16,17 +16,24 @@ from typing import Any
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOT_PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-"""Files at the root of the repository -> their pages on the site. index.md is written for the site itself."""
+ROOT_PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "examples/minimal_spear.py": "minimal_spear.md",
+}
+"""Files outside docs/ -> their pages on the site. index.md is written for the site itself."""
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]\n]*)\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
 log = logging.getLogger("mkdocs.hooks.site_links")
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages that are files at the root of the repository."""
+    """Add the pages that are files outside docs/."""
     for source, page in ROOT_PAGES.items():
+        text = (ROOT / source).read_text("utf-8")
+        content = f"# {source}\n\n```python\n{text}```\n" if source.endswith(".py") else text
         if page != "index.md":
-            files.append(File.generated(config, page, content=(ROOT / source).read_text("utf-8")))
+            files.append(File.generated(config, page, content=content))
     return files
 
 
