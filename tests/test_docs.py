@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import inspect
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -296,3 +297,22 @@ def test_the_site_turns_links_to_files_outside_the_docs_into_what_it_has_for_the
     source = on_site("gpu.md", "[c](../Makefile)", "https://example.org/us/spear")
     assert source == "[c](https://example.org/us/spear/blob/main/Makefile)"
     assert on_site("gpu.md", "```text\n[a](../README.md)\n```\n") == "```text\n[a](../README.md)\n```\n"
+
+
+@pytest.mark.slow
+def test_the_site_is_not_built_with_a_broken_link_anchor_image_or_reference(tmp_path):
+    pytest.importorskip("mkdocs", reason="the documentation's extra is not installed")
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile", "mkdocs.yml", "src", "examples", "tests"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    faults = ["[a](nothing.md)", "[b](runs.md#nowhere)", "![c](figures/none.svg)", "[d](../src/none.py)"]
+    with (tmp_path / "docs" / "gpu.md").open("a", encoding="utf-8") as page:
+        page.write("\n".join(["", *faults]))
+    with (tmp_path / "docs" / "reference" / "types.md").open("a", encoding="utf-8") as page:
+        page.write("\n[x][spear_rl.types.NoSuchType]\n")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(tmp_path / "mkdocs.yml")]
+    command += ["--site-dir", str(tmp_path / "site")]
+    built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert built.returncode != 0
+    for name in ("nothing.md", "#nowhere", "figures/none.svg", "src/none.py", "NoSuchType"):
+        assert name in built.stderr, built.stderr
