@@ -13,7 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 
-from spear_rl.envs.tool_math.checker import MathVerify
+from spear_rl.envs.tool_math.verification.checker import MathVerify
 
 AT_ONCE = 64
 SHAPES = (

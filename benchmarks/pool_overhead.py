@@ -11,8 +11,8 @@ from functools import partial
 
 from spear_rl.envs import ENVIRONMENTS
 from spear_rl.rollout.env import Observation, StepResult, Task
-from spear_rl.rollout.pool import Pool
-from spear_rl.rollout.runner import EnvRunner, InProcess
+from spear_rl.rollout.workers.pool import Pool
+from spear_rl.rollout.workers.runner import EnvRunner, InProcess
 
 NUM_TURNS = 30
 

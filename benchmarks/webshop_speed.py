@@ -46,7 +46,7 @@ def _measured(part: str, num_products: int, cache: str) -> dict:
 
 def _made(num_products: int, cache: str) -> dict:
     from spear_rl.envs.webshop import source_of
-    from spear_rl.envs.webshop.shelf import opened_shop
+    from spear_rl.envs.webshop.data.shelf import opened_shop
 
     source = source_of(num_products=num_products)
     start = time.perf_counter()

@@ -18,7 +18,7 @@ from datasets import Dataset
 from trl import GRPOConfig
 from trl.chat_template_utils import qwen3_template
 
-from spear_rl.engines.tiny import tiny_model, tiny_tokenizer
+from spear_rl.engines.models.tiny import tiny_model, tiny_tokenizer
 from spear_rl.functional import cosine
 from spear_rl.integrations.trl import SpearGRPOTrainer, tool_bonus
 

@@ -15,7 +15,7 @@ import torch
 
 from spear_rl.engines.base import Batch, Term
 from spear_rl.engines.hf import HFEngine
-from spear_rl.engines.tiny import tiny_model, tiny_tokenizer
+from spear_rl.engines.models.tiny import tiny_model, tiny_tokenizer
 from spear_rl.rollout import Sampling
 from spear_rl.types import Completion, Metrics
 

@@ -17,7 +17,7 @@ import tensorboard.summary.writer.record_writer  # noqa: F401
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPTNeoXForCausalLM  # noqa: F401
 
-from spear_rl import cli, resuming, runs  # noqa: F401
+from spear_rl import cli
 
 
 def child(command: dict, output: str, counter: int) -> None:

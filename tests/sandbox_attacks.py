@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from spear_rl.sandbox.syscalls import CHECKED
+from spear_rl.sandbox.isolation.syscalls import CHECKED
 
 PRELUDE = """
 import ctypes, errno, os, signal, socket, struct, subprocess, sys, threading, time

@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from spear_rl.sandbox import kernel, seccomp
+from spear_rl.sandbox.isolation import kernel, seccomp
 
 UID = 54321
 

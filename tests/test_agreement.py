@@ -9,13 +9,13 @@ import torch
 import transformers
 
 from conftest import random_batch
-from spear_rl.engines import agreement
-from spear_rl.engines.agreement import disagreement
-from spear_rl.engines.attention import attention_layers
 from spear_rl.engines.base import Term
 from spear_rl.engines.hf import HFEngine
 from spear_rl.engines.memory import activation_bytes, footprint
-from spear_rl.engines.scoring import has_plain_head
+from spear_rl.engines.packed import parity as agreement
+from spear_rl.engines.packed.attention import attention_layers
+from spear_rl.engines.packed.parity import disagreement
+from spear_rl.engines.scoring.logprobs import has_plain_head
 from spear_rl.errors import UserError
 from spear_rl.functional import clipped_surrogate
 from spear_rl.rollout import Sampling

@@ -20,16 +20,16 @@ from typing import Any
 
 import pytest
 
-from spear_rl import store
 from spear_rl.envs import ENVIRONMENTS, alfworld, household
 from spear_rl.envs.alfworld import gamefile, games, manifest, panel, stock
 from spear_rl.envs.alfworld.gamefile import read_game_file
-from spear_rl.envs.household.experts import optimal_commands
-from spear_rl.envs.household.game import Game
-from spear_rl.envs.household.generator import generated_problem
-from spear_rl.envs.household.pddl import write_problem
-from spear_rl.envs.household.tables import game_tables
+from spear_rl.envs.household.experts.demonstrations import optimal_commands
+from spear_rl.envs.household.generation.generator import generated_problem
+from spear_rl.envs.household.rules.game import Game
+from spear_rl.envs.household.rules.pddl import write_problem
+from spear_rl.envs.household.rules.tables import game_tables
 from spear_rl.errors import MissingExtraError
+from spear_rl.io import cache as store
 from spear_rl.testing import check_environment
 
 GRAMMAR = 'grammar :: """{"task": [{"rhs": "Your task is to: TASK"}]}""";'

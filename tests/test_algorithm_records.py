@@ -38,13 +38,13 @@ from spear_rl.algorithms import (
     with_settings,
 )
 from spear_rl.algorithms.imitation import Remembered
-from spear_rl.config import load, presets
+from spear_rl.app.build_training import algorithm_of
+from spear_rl.app.config import load, presets
 from spear_rl.errors import ConfigError
 from spear_rl.functional import clipped_surrogate, constant, cosine, fixed_length_mean, keep_low_covariance
 from spear_rl.integrations.verl import launch
-from spear_rl.names import ALGORITHM_NAMES, BASES, split_name
 from spear_rl.replay import RewardHistory
-from spear_rl.wiring import algorithm_of
+from spear_rl.settings.names import ALGORITHM_NAMES, BASES, split_name
 
 ROOT = Path(__file__).parent.parent
 quick = settings(max_examples=30, deadline=None)

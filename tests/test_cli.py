@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from conftest import logged
-from spear_rl.config import load, to_toml
+from spear_rl.app.config import load, to_toml
 from spear_rl.engines.hf import HFEngine
 
 SMALL = [

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spear_rl.compare import (
+from spear_rl.app.compare import (
     arms_of,
     compare,
     comparison_of,
@@ -28,7 +28,7 @@ from spear_rl.compare import (
     t_quantile,
     warnings_of,
 )
-from spear_rl.config import load, to_toml
+from spear_rl.app.config import load, to_toml
 from spear_rl.errors import MissingExtraError, UserError
 
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -441,6 +441,6 @@ def test_it_prints_itself_on_a_narrow_console_without_losing_a_label_or_a_number
 
 
 def test_comparing_needs_no_torch():
-    code = "import sys, spear_rl.compare; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    code = "import sys, spear_rl.app.compare; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     root = Path(__file__).parents[1] / "src"
     assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(root)}, check=False).returncode == 0

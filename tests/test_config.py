@@ -6,7 +6,6 @@ from dataclasses import fields, is_dataclass, replace
 
 import pytest
 
-from spear_rl import config as configuration
 from spear_rl.algorithms import (
     ALGORITHMS,
     BASES,
@@ -24,11 +23,12 @@ from spear_rl.algorithms import (
     Void,
     distinct_tool_bonus,
 )
-from spear_rl.config import Config, documentation, load, presets, sections, to_toml
+from spear_rl.app import config as configuration
+from spear_rl.app.build_training import algorithm_of
+from spear_rl.app.config import Config, documentation, load, presets, sections, to_toml
 from spear_rl.errors import ConfigError
 from spear_rl.functional import constant, cosine
 from spear_rl.replay import ReplayBuffer, RewardHistory
-from spear_rl.wiring import algorithm_of
 
 
 @pytest.mark.parametrize("name", [None, *presets()])

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 import hostile_games as hostile
 from spear_rl.errors import UserError
-from spear_rl.escaping import clipped, in_words
+from spear_rl.io.escaping import clipped, in_words
 from spear_rl.rollout import ChatRenderer, InProcess, Observation, StepResult, Task, collect_groups, growing_chat
 from spear_rl.rollout.collect import EpisodesFailedError
 from spear_rl.rollout.contract import ContractError, checked_result
-from spear_rl.rollout.pool import Pool
-from spear_rl.rollout.runner import demonstrated
-from spear_rl.rollout.source import panel_of
+from spear_rl.rollout.tasks import panel_of
+from spear_rl.rollout.workers.pool import Pool
+from spear_rl.rollout.workers.runner import demonstrated
 from test_stream import Digits
 
 BOTH = pytest.mark.parametrize("workers", [0, 2])

@@ -15,12 +15,12 @@ from conftest import logged
 from spear_rl.algorithms import ALGORITHMS
 from spear_rl.engines.base import Term
 from spear_rl.engines.hf import HFEngine
-from spear_rl.engines.tiny import tiny_model
+from spear_rl.engines.models.tiny import tiny_model
 from spear_rl.functional import clipped_surrogate
 from spear_rl.rollout import Sampling
 from spear_rl.train.checkpoint import load_state
 from spear_rl.train.collate import collate
-from spear_rl.train.correction import corrected
+from spear_rl.train.sampling_correction import corrected
 from spear_rl.types import Completion, Group, Stop, Trajectory, Turn
 
 TEMPERATURE = 0.7

@@ -10,13 +10,14 @@ import torch
 import transformers
 
 from conftest import random_batch
-from spear_rl import doctor, sandbox
-from spear_rl.config import Config, load
+from spear_rl import sandbox
+from spear_rl.app import doctor
+from spear_rl.app.config import Config, load
 from spear_rl.engines.base import Term
 from spear_rl.engines.hf import HFEngine
-from spear_rl.engines.lora import with_adapter
 from spear_rl.engines.memory import GIB, Footprint, activation_bytes, fitting_tokens, footprint, free_bytes
-from spear_rl.engines.models import model_in_folder
+from spear_rl.engines.models.load import model_in_folder
+from spear_rl.engines.models.lora import with_adapter
 from spear_rl.functional import clipped_surrogate
 from test_agreement import AGREE, random_model
 
@@ -223,7 +224,7 @@ def test_gpu_memory_is_what_the_driver_says_less_what_others_need(monkeypatch, f
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (60 * GIB, 80 * GIB))
-    monkeypatch.setattr("spear_rl.doctor.find_spec", lambda name: SimpleNamespace())
+    monkeypatch.setattr("spear_rl.app.doctor.find_spec", lambda name: SimpleNamespace())
     config = load(None, [f"engine.model={folder}", "engine.generator=vllm", "engine.vllm_memory=0.5"])
     _, free, _ = doctor.estimate(config)
     assert free == pytest.approx((60 - 1.2 - 40) * GIB, rel=0.01)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from conftest import random_batch
 from spear_rl.engines.base import Batch, NonFiniteLossError, Term
-from spear_rl.engines.scoring import row_inputs, token_scores
+from spear_rl.engines.scoring.logprobs import row_inputs, token_scores
 from spear_rl.functional import (
     LossOutput,
     clipped_surrogate,
@@ -80,7 +80,7 @@ def test_nothing_depends_on_micro_batches_padding_or_row_order(make_engine_once,
 def make_engine_once(tokenizer):
     """As make_engine, for hypothesis, which wants fixtures of a wider scope."""
     from spear_rl.engines.hf import HFEngine
-    from spear_rl.engines.tiny import tiny_model
+    from spear_rl.engines.models.tiny import tiny_model
 
     def make(**options):
         options = {"learning_rate": 1e-3, "max_grad_norm": 1e9} | options
@@ -146,7 +146,7 @@ def test_logits_in_pieces_are_the_same_logits(make_engine, monkeypatch):
     engine = make_engine(max_grad_norm=1e9)
     batch = random_batch(random.Random(5), rows=5, vocabulary=250)
     expected = result_of(engine, batch, partial(clipped_surrogate, entropy_bonus=0.1))
-    monkeypatch.setattr("spear_rl.engines.scoring.MAX_LOGITS", 1000)
+    monkeypatch.setattr("spear_rl.engines.scoring.logprobs.MAX_LOGITS", 1000)
     assert_same(
         result_of(make_engine(max_grad_norm=1e9), batch, partial(clipped_surrogate, entropy_bonus=0.1)), expected
     )

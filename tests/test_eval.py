@@ -14,10 +14,10 @@ from rich.console import Console
 from spear_rl import cli
 from spear_rl.envs.lookup import LookupEnv
 from spear_rl.rollout import LAYOUTS, InProcess, Observation, StepResult, Task, collect_groups
-from spear_rl.rollout.messages import MessageRenderer
-from spear_rl.rollout.policies import REFERENCES, ReferencePolicy
-from spear_rl.rollout.runner import Failure
-from spear_rl.rollout.watched import Watched
+from spear_rl.rollout.policies.reference import REFERENCES, ReferencePolicy
+from spear_rl.rollout.rendering.messages import MessageRenderer
+from spear_rl.rollout.workers.progress import Watched
+from spear_rl.rollout.workers.runner import Failure
 from spear_rl.train.evaluate import evaluation, merged
 
 STARTER = ["--env", "household", "--set", "task.options.level=starter"]

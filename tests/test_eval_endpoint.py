@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from spear_rl.rollout.chat_server import ChatServer, EndpointError
-from spear_rl.rollout.endpoint import ChatEndpoint, with_stop
 from spear_rl.rollout.generator import Sampling
-from spear_rl.rollout.messages import MessageRenderer
+from spear_rl.rollout.policies.chat_client import ChatServer, EndpointError
+from spear_rl.rollout.policies.endpoint import ChatEndpoint, with_stop
+from spear_rl.rollout.rendering.messages import MessageRenderer
 
 KEY = "sk-very-secret-4711"
 BUSY = (429, {"error": {"message": "slow down", "code": "rate_limit"}}, {"Retry-After": "0"})

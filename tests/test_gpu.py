@@ -9,11 +9,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from conftest import random_batch
-from spear_rl.engines import attention
 from spear_rl.engines.base import Batch, Term
+from spear_rl.engines.generation.sampling import chosen
 from spear_rl.engines.hf import HFEngine
 from spear_rl.engines.memory import footprint
-from spear_rl.engines.sampling import chosen
+from spear_rl.engines.packed import attention
 from spear_rl.functional import clipped_surrogate
 from spear_rl.rollout import Sampling
 
@@ -223,7 +223,7 @@ def test_the_memory_estimate_is_near_the_measured_peak(tokenizer):
 def test_an_adapter_trains_and_generates(tokenizer, tmp_path):
     from peft import PeftModel
 
-    from spear_rl.engines.lora import with_adapter
+    from spear_rl.engines.models.lora import with_adapter
 
     adapter = with_adapter(llama(tokenizer), rank=4, alpha=8, targets=(), name="base")
     engine = HFEngine(

@@ -15,9 +15,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from spear_rl import bounded_http
-from spear_rl.rollout import chat_server
-from spear_rl.rollout.chat_server import ChatServer, EndpointError, UnansweredError
+from spear_rl.io import http as bounded_http
+from spear_rl.rollout.policies import chat_client as chat_server
+from spear_rl.rollout.policies.chat_client import ChatServer, EndpointError, UnansweredError
 
 GOOD = json.dumps({"choices": [{"message": {"content": "look"}, "finish_reason": "stop"}]}).encode()
 Script = Callable[[socket.socket], None]

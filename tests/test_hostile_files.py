@@ -19,14 +19,14 @@ import pytest
 import torch
 
 from spear_rl.algorithms import grpo, spear
-from spear_rl.engines.lora import adapter_base
-from spear_rl.engines.models import model_by_name, model_in_folder
-from spear_rl.engines.tiny import tiny_model
+from spear_rl.engines.models.load import model_by_name, model_in_folder
+from spear_rl.engines.models.lora import adapter_base
+from spear_rl.engines.models.tiny import tiny_model
 from spear_rl.errors import CheckpointError, ConfigError
-from spear_rl.integrations import memory
-from spear_rl.integrations.episodes import packed, unpacked
-from spear_rl.stored_state import stored_state
+from spear_rl.integrations.shared import memory
+from spear_rl.integrations.shared.episodes import packed, unpacked
 from spear_rl.train.checkpoint import MANIFEST, STATE, checked_step
+from spear_rl.train.stored_state import stored_state
 from spear_rl.types import Completion, Stop, Trajectory, Turn
 
 ROOT = Path(__file__).parent.parent

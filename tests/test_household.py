@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from spear_rl.envs import ENVIRONMENTS, household
 from spear_rl.envs.household.action import said_command
 from spear_rl.envs.household.env import HouseholdEnv
-from spear_rl.envs.household.game import Game, display_names
-from spear_rl.envs.household.generator import LEVELS, generated_problem
-from spear_rl.envs.household.pddl import read_problem, task_sentence, write_problem
-from spear_rl.envs.household.sentences import SENTENCES, Errand, stated_errand
-from spear_rl.envs.household.wording import NOTHING_HAPPENS, listed
-from spear_rl.envs.household.world import World
+from spear_rl.envs.household.generation.generator import LEVELS, generated_problem
+from spear_rl.envs.household.generation.sentences import SENTENCES, Errand, stated_errand
+from spear_rl.envs.household.rules.game import Game, display_names
+from spear_rl.envs.household.rules.pddl import read_problem, task_sentence, write_problem
+from spear_rl.envs.household.rules.wording import NOTHING_HAPPENS, listed
+from spear_rl.envs.household.rules.world import World
 from spear_rl.rollout.env import INADMISSIBLE
 
 READING = ("look", "inventory", "help", "examine")

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spear_rl.envs.household.experts import EXPERTS, clumsy_commands, optimal_commands, searched_commands
-from spear_rl.envs.household.game import Game
-from spear_rl.envs.household.generator import LEVELS, generated_problem
+from spear_rl.envs.household.experts.demonstrations import EXPERTS, clumsy_commands, optimal_commands, searched_commands
+from spear_rl.envs.household.generation.generator import LEVELS, generated_problem
+from spear_rl.envs.household.generation.sentences import FAMILIES, stated_errand
 from spear_rl.envs.household.manifest import SPLITS, panel_hash, recorded_manifest, recorded_panel
 from spear_rl.envs.household.panel import content_split, rebuilt_manifest
-from spear_rl.envs.household.pddl import read_problem, task_sentence
-from spear_rl.envs.household.sentences import FAMILIES, stated_errand
-from spear_rl.envs.household.world import World
+from spear_rl.envs.household.rules.game import Game
+from spear_rl.envs.household.rules.pddl import read_problem, task_sentence
+from spear_rl.envs.household.rules.world import World
 
 REAL_DATA = os.environ.get("ALFWORLD_DATA", "")
 levels = st.sampled_from(list(LEVELS))
@@ -108,9 +108,9 @@ def test_another_seed_searches_in_another_order() -> None:
 
 def test_a_seed_gives_the_same_game_in_every_process() -> None:
     code = (
-        "from spear_rl.envs.household.generator import LEVELS, generated_problem\n"
-        "from spear_rl.envs.household.experts import EXPERTS\n"
-        "from spear_rl.envs.household.game import Game\n"
+        "from spear_rl.envs.household.generation.generator import LEVELS, generated_problem\n"
+        "from spear_rl.envs.household.experts.demonstrations import EXPERTS\n"
+        "from spear_rl.envs.household.rules.game import Game\n"
         "for level in LEVELS:\n"
         "    for seed in range(12):\n"
         "        problem = generated_problem(level, seed)\n"

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from spear_rl.envs.household.experts import optimal_commands, searched_commands
-from spear_rl.envs.household.game import Game
-from spear_rl.envs.household.generator import LEVELS, generated_problem
-from spear_rl.envs.household.pddl import read_problem, task_sentence, write_problem
-from spear_rl.envs.household.sentences import FAMILIES
-from spear_rl.envs.household.world import World
+from spear_rl.envs.household.experts.demonstrations import optimal_commands, searched_commands
+from spear_rl.envs.household.generation.generator import LEVELS, generated_problem
+from spear_rl.envs.household.generation.sentences import FAMILIES
+from spear_rl.envs.household.rules.game import Game
+from spear_rl.envs.household.rules.pddl import read_problem, task_sentence, write_problem
+from spear_rl.envs.household.rules.world import World
 
 # Importing alfworld sets the variable to a default of its own.
 REAL_DATA = os.environ.get("ALFWORLD_DATA", "")

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 SCRIPT = """
 import torch
 from spear_rl.engines import attention, kernels
-from spear_rl.engines.sampling import chosen
+from spear_rl.engines.generation.sampling import chosen
 
 torch.manual_seed(0)
 for heads, kv_heads, width in ((9, 3, 64), (4, 4, 32), (16, 1, 16)):

@@ -20,13 +20,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spear_rl.config import Config, check, load, sections, to_toml, value_of
+from spear_rl.app.build_rollout import tasks_of
+from spear_rl.app.config import Config, check, load, sections, to_toml, value_of
 from spear_rl.envs import ENVIRONMENTS
 from spear_rl.errors import ConfigError, UserError
-from spear_rl.limits import FilePath, Length, OneOf, Range, checked, described, has_checked_options
-from spear_rl.names import ALGORITHM_NAMES
-from spear_rl.playing import tasks_of
-from spear_rl.settings import choices, literal
+from spear_rl.settings.fields import choices, literal
+from spear_rl.settings.names import ALGORITHM_NAMES
+from spear_rl.settings.ranges import FilePath, Length, OneOf, Range, checked, described, has_checked_options
 
 
 def settable() -> Iterator[tuple[str, Any]]:
@@ -489,7 +489,7 @@ def ended(run_dir: Any, overrides: list[str], *, seconds: int = 300, gibibytes: 
 
 
 def _trained(run_dir: Any, overrides: list[str]) -> Ended:
-    from spear_rl.runs import train_from
+    from spear_rl.app.train import train_from
 
     metrics: list[dict[str, float]] = []
     evaluations: list[dict[str, Any]] = []
@@ -574,7 +574,7 @@ def test_a_folder_that_cannot_be_made_is_named_and_its_name_is_printed_as_it_is(
 
 
 def test_a_config_made_by_hand_is_checked_and_completed_before_anything_is_written(tmp_path):
-    from spear_rl.runs import sft_from, train_from
+    from spear_rl.app.train import sft_from, train_from
 
     for train in (train_from, sft_from):
         config = Config()

@@ -15,34 +15,34 @@ from html import unescape
 import pytest
 
 from spear_rl.algorithms.filters import repetitive, unreadable
-from spear_rl.engines.tiny import tiny_tokenizer
+from spear_rl.app.show import _episode
+from spear_rl.engines.models.tiny import tiny_tokenizer
 from spear_rl.envs.alfworld.gamefile import GameFile
 from spear_rl.envs.household.action import said_command
-from spear_rl.envs.household.experts import _ARRIVED
-from spear_rl.envs.household.pddl import read_formula, task_sentence
-from spear_rl.envs.household.search import Searcher
-from spear_rl.envs.household.sentences import stated_errand
+from spear_rl.envs.household.experts.demonstrations import _ARRIVED
+from spear_rl.envs.household.experts.search import Searcher
+from spear_rl.envs.household.generation.sentences import stated_errand
+from spear_rl.envs.household.rules.pddl import read_formula, task_sentence
 from spear_rl.envs.lookup import LookupEnv
 from spear_rl.envs.sokoban.boxoban import _HEAD
-from spear_rl.envs.tool_math.answers import as_integer, integer, is_same_answer, normalised
-from spear_rl.envs.tool_math.boxed import boxed_answer
 from spear_rl.envs.tool_math.calls import tool_calls
-from spear_rl.envs.tool_math.columns import _answer, _question
+from spear_rl.envs.tool_math.data.columns import _answer, _question
+from spear_rl.envs.tool_math.verification.answers import as_integer, integer, is_same_answer, normalised
+from spear_rl.envs.tool_math.verification.boxed import boxed_answer
 from spear_rl.envs.webshop.action import said_action
-from spear_rl.envs.webshop.nouns import nouns
-from spear_rl.envs.webshop.reading import prices
+from spear_rl.envs.webshop.browser.html import escape
+from spear_rl.envs.webshop.browser.visits import _spelled
+from spear_rl.envs.webshop.data.nouns import nouns
+from spear_rl.envs.webshop.data.reading import prices
 from spear_rl.envs.webshop.search import _WORD
 from spear_rl.envs.webshop.shoppers import _LIMIT
 from spear_rl.errors import UserError
-from spear_rl.escaping import indented, markdown, one_line, visible
-from spear_rl.rollout.encoding import Encoder, pieces
-from spear_rl.rollout.endpoint import with_stop
-from spear_rl.rollout.layout import _named, without_thoughts
-from spear_rl.rollout.messages import MessageRenderer
-from spear_rl.sandbox.fusion import ESCAPES
-from spear_rl.shop.html import escape
-from spear_rl.shop.visits import _spelled
-from spear_rl.show import _episode
+from spear_rl.io.escaping import indented, markdown, one_line, visible
+from spear_rl.rollout.layouts import _named, without_thoughts
+from spear_rl.rollout.policies.endpoint import with_stop
+from spear_rl.rollout.rendering.encoding import Encoder, pieces
+from spear_rl.rollout.rendering.messages import MessageRenderer
+from spear_rl.sandbox.client.fusion import ESCAPES
 from spear_rl.types import Completion, Group, Stop, Trajectory, Turn
 
 

@@ -13,9 +13,9 @@ import torch
 from conftest import killed_run, logged, random_batch
 from spear_rl.engines.base import Term
 from spear_rl.engines.hf import HFEngine
-from spear_rl.engines.lora import merged_weights, with_adapter
-from spear_rl.engines.models import model_in_folder
-from spear_rl.engines.tiny import tiny_model
+from spear_rl.engines.models.load import model_in_folder
+from spear_rl.engines.models.lora import merged_weights, with_adapter
+from spear_rl.engines.models.tiny import tiny_model
 from spear_rl.errors import ConfigError
 from spear_rl.functional import clipped_surrogate
 from spear_rl.rollout import Sampling

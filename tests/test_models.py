@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from conftest import WORDS
 from spear_rl.engines.hf import HFEngine
-from spear_rl.engines.models import model_by_name, model_in_folder
-from spear_rl.engines.tiny import TINY_SIZES, tiny_model, tiny_tokenizer
+from spear_rl.engines.models.load import model_by_name, model_in_folder
+from spear_rl.engines.models.tiny import TINY_SIZES, tiny_model, tiny_tokenizer
 from spear_rl.errors import ConfigError
 from spear_rl.rollout import ChatRenderer, Sampling
 
@@ -59,7 +59,7 @@ def test_a_folder_without_a_model_is_named(tmp_path):
 @pytest.fixture
 def reads(tokenizer, tmp_path, monkeypatch):
     """smollm2 with a tiny model in its file's place; the list grows by one with every reading of that file."""
-    from spear_rl.engines import smollm2
+    from spear_rl.engines.models import smollm2
 
     file, readings = tmp_path / "weights.gguf", []
     file.write_bytes(b"weights")

@@ -12,11 +12,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from conftest import random_batch
 from spear_rl.engines.base import NonFiniteLossError, Term
+from spear_rl.engines.generation.continuous import SlotDecoder
+from spear_rl.engines.generation.kv_slots import Slots
+from spear_rl.engines.generation.sampling import chosen, nucleus, uniforms
 from spear_rl.engines.hf import HFEngine
-from spear_rl.engines.sampling import chosen, nucleus, uniforms
-from spear_rl.engines.slots import Slots
-from spear_rl.engines.streaming import SlotDecoder
-from spear_rl.engines.tiny import tiny_model
+from spear_rl.engines.models.tiny import tiny_model
 from spear_rl.errors import UserError
 from spear_rl.functional import clipped_surrogate
 from spear_rl.rollout import ChatRenderer, Sampling
@@ -184,7 +184,7 @@ def test_slots_grow_with_the_longest_prompt_and_lose_nothing(make):
 
 
 def test_a_prompt_too_long_to_be_read_at_once_is_read_in_parts(make, monkeypatch):
-    monkeypatch.setattr("spear_rl.engines.streaming.FED_SIZES", (8, 16))
+    monkeypatch.setattr("spear_rl.engines.generation.continuous.FED_SIZES", (8, 16))
     engine = make(packed=True, num_slots=4)
     prompts = [[5 + n % 7 for n in range(length)] for length in (50, 3, 16, 33)]
     for prompt, completion in zip(prompts, engine.generate(prompts), strict=True):
@@ -311,7 +311,7 @@ def test_half_precision_learns_steps_too_small_for_it(make):
 
 
 def test_a_saved_half_precision_engine_loads_with_its_exact_weights(make, tmp_path):
-    from spear_rl.engines.models import model_in_folder
+    from spear_rl.engines.models.load import model_in_folder
 
     engine = make(packed=True, dtype=torch.bfloat16)
     engine.update([Term("policy", random_batch(random.Random(0), rows=4, vocabulary=VOCABULARY), clipped_surrogate)])

@@ -19,9 +19,9 @@ import pool_games as games
 from spear_rl.envs import ENVIRONMENTS
 from spear_rl.rollout import ChatRenderer, InProcess, Task, collect_groups, growing_chat
 from spear_rl.rollout.contract import ContractError
-from spear_rl.rollout.pool import Pool
-from spear_rl.rollout.runner import Failure
-from spear_rl.rollout.wire import EnvironmentFailedError
+from spear_rl.rollout.workers.pool import Pool
+from spear_rl.rollout.workers.protocol import EnvironmentFailedError
+from spear_rl.rollout.workers.runner import Failure
 from test_stream import Digits
 
 SRC = Path(__file__).parent.parent / "src"
@@ -71,7 +71,7 @@ def gone(pids, seconds: float = 5.0) -> bool:
 def test_a_worker_starts_without_torch_and_without_transformers(shared_pool):
     assert "torch" in sys.modules
     modules = shared_pool.call(games.imported)
-    assert "spear_rl.rollout.worker" in modules
+    assert "spear_rl.rollout.workers.worker" in modules
     assert not {"torch", "transformers", "numpy", "tokenizers", "jinja2"} & set(modules)
 
 
@@ -262,7 +262,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 from functools import partial
 import pool_games as games
 from spear_rl.rollout import Task
-from spear_rl.rollout.pool import Pool
+from spear_rl.rollout.workers.pool import Pool
 with Pool(num_workers=2) as pool:
     pool.open(0, Task("parent", partial(games.Parent, 1)))
     pool.open(1, Task("hung", partial(games.Hanging, 1, 0)))

@@ -11,8 +11,8 @@ import pytest
 
 from spear_rl.errors import ConfigError
 from spear_rl.rollout import ChatRenderer, collect_groups, demonstration, growing_chat
-from spear_rl.rollout.elsewhere import tasks_elsewhere
-from spear_rl.rollout.pool import Pool
+from spear_rl.rollout.workers.other_venv import tasks_elsewhere
+from spear_rl.rollout.workers.pool import Pool
 from spear_rl.testing import check_environment
 from test_stream import Digits
 

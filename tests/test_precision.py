@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from conftest import killed_run, logged, random_batch
 from spear_rl.engines.base import Term
-from spear_rl.engines.masters import Masters
-from spear_rl.engines.tiny import tiny_model
+from spear_rl.engines.models.tiny import tiny_model
+from spear_rl.engines.scoring.master_weights import Masters
 from spear_rl.functional import clipped_surrogate
 from spear_rl.train.checkpoint import load_state
 
@@ -96,7 +96,7 @@ def test_tied_weights_stay_tied_in_half_precision(make_engine):
 
 
 def test_a_tied_head_is_saved_tied_with_its_exact_weights(make_engine, tmp_path):
-    from spear_rl.engines.models import model_in_folder
+    from spear_rl.engines.models.load import model_in_folder
 
     engine = make_engine(dtype=torch.bfloat16)
     engine.update([Term("policy", random_batch(random.Random(0), rows=3, vocabulary=250), clipped_surrogate)])

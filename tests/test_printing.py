@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_rl.compare import compare
-from spear_rl.escaping import indented, markdown, one_line, visible
-from spear_rl.terminal import PlainConsole, PlainStream
+from spear_rl.app.compare import compare
+from spear_rl.io.escaping import indented, markdown, one_line, visible
+from spear_rl.io.terminal import PlainConsole, PlainStream
 
 ESC = "\x1b[31m\x1b]8;;http://evil\x07\x9b2J\u202e\u2066\u200f\u061c\u200b\u2028\x85\x7f\r[red][/red][link=http://evil]:bomb:"
 GAME = """

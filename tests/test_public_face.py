@@ -62,7 +62,7 @@ def test_every_function_in_the_paper_index_exists():
 
 
 def test_every_config_field_in_the_documents_exists():
-    from spear_rl.config import Config, value_of
+    from spear_rl.app.config import Config, value_of
 
     for document in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         for key in re.findall(

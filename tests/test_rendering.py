@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from spear_rl.envs import ENVIRONMENTS
 from spear_rl.rollout import ChatRenderer, collect_groups, independent_turns
-from spear_rl.rollout.encoding import _KNOWN_WORDS, Encoder, has_cuts, pieces
-from spear_rl.rollout.template import PLAIN_TEMPLATE, is_verbatim
+from spear_rl.rollout.rendering.encoding import _KNOWN_WORDS, Encoder, has_cuts, pieces
+from spear_rl.rollout.rendering.template import PLAIN_TEMPLATE, is_verbatim
 from spear_rl.types import Completion
 
 CHATML = (

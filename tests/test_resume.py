@@ -16,16 +16,16 @@ import pytest
 import torch
 
 from conftest import logged
-from spear_rl.config import Config, flat, load, override, to_toml, update
+from spear_rl.app.build_training import algorithm_of
+from spear_rl.app.config import Config, flat, load, override, to_toml, update
+from spear_rl.app.resume import FIXED, opened, settings_text, start_of, stored
+from spear_rl.app.train import train_from
 from spear_rl.engines.hf import HFEngine
 from spear_rl.errors import CheckpointError, ConfigError, DiskError, UserError
-from spear_rl.lock import locked
-from spear_rl.resuming import FIXED, opened, settings_text, start_of, stored
-from spear_rl.rows import mend_rows, read_rows, spans
-from spear_rl.runs import train_from
+from spear_rl.io.jsonl import mend_rows, read_rows, spans
+from spear_rl.io.lock import locked
 from spear_rl.train.callbacks import Event, JsonLines, TensorBoard
 from spear_rl.train.checkpoint import best_checkpoint, checked_manifest, checkpoints, save_checkpoint
-from spear_rl.wiring import algorithm_of
 
 SMALL = [
     "run.steps=4", "run.checkpoint_every=2", "sft.episodes=8", "sft.epochs=1", "eval.tasks=4", "rollout.num_tasks=2",
@@ -347,10 +347,8 @@ def test_two_processes_in_one_folder_leave_the_rows_of_one(tmp_path):
 
 @pytest.mark.parametrize("verb", ["train", "sft"])
 def test_a_folder_in_use_is_refused_in_a_sentence_until_its_holder_dies(spear, run, verb):
-    hold = (
-        "import sys, time; from pathlib import Path; from spear_rl.lock import locked\nwith locked(Path(sys.argv[1])):"
-    )
-    hold += " print('held', flush=True); time.sleep(600)"
+    hold = "import sys, time; from pathlib import Path; from spear_rl.io.lock import locked\n"
+    hold += "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
     holder = subprocess.Popen([sys.executable, "-c", hold, run], stdout=subprocess.PIPE)
     assert holder.stdout.readline() == b"held\n"
     before = contents(run)

@@ -21,8 +21,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spear_rl.sandbox import Interpreter, Limits, Result, SandboxUnavailable
-from spear_rl.sandbox.fusion import showing_last_value
-from spear_rl.sandbox.syscalls import COMPUTING, numbers
+from spear_rl.sandbox.client.fusion import showing_last_value
+from spear_rl.sandbox.isolation.syscalls import COMPUTING, numbers
 
 HERE = Path(__file__).parent
 LIMITS = Limits(seconds=10.0, memory_mb=256, output_chars=1000)

@@ -23,8 +23,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandbox_attacks import ATTACKS, FORBIDDEN, PRELUDE, Attack, header_numbers, numbers_here
-from spear_rl.sandbox import Interpreter, Limits, Result, SandboxUnavailable, seccomp
-from spear_rl.sandbox.syscalls import (
+from spear_rl.sandbox import Interpreter, Limits, Result, SandboxUnavailable
+from spear_rl.sandbox.isolation import seccomp
+from spear_rl.sandbox.isolation.syscalls import (
     ARCHITECTURES,
     CHECKED,
     COMPUTING,

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spear_rl.sandbox import Interpreter, Limits, SandboxUnavailable, cgroup
-from spear_rl.sandbox.isolation import OOM_SCORE
-from spear_rl.sandbox.places import Places
+from spear_rl.sandbox import Interpreter, Limits, SandboxUnavailable
+from spear_rl.sandbox.client.semaphore import Places
+from spear_rl.sandbox.isolation import cgroup
+from spear_rl.sandbox.isolation.backends import OOM_SCORE
 
 LIMITS = Limits(seconds=20.0, memory_mb=128)
 
@@ -217,7 +218,7 @@ def test_many_threads_with_more_sessions_than_the_cap_all_get_through():
 def test_the_default_cap_holds_the_episodes_of_the_largest_preset():
     import tomllib
 
-    presets = Path(sys.modules["spear_rl"].__file__).parent / "presets"
+    presets = Path(sys.modules["spear_rl"].__file__).parent / "app" / "presets"
     largest = max(
         rollout["num_tasks"] * rollout["group_size"]
         for path in presets.glob("*.toml")

@@ -16,10 +16,10 @@ import pytest
 
 from chromium import PROGRAM, Browser
 from spear_rl.envs.webshop import source_of
-from spear_rl.envs.webshop.shelf import opened_shop
+from spear_rl.envs.webshop.browser import served, visits_of
+from spear_rl.envs.webshop.browser.visits import IDLE_SECONDS, MAX_VISITS, FullError, Visits
+from spear_rl.envs.webshop.data.shelf import opened_shop
 from spear_rl.envs.webshop.shoppers import EXPERTS
-from spear_rl.shop import served, visits_of
-from spear_rl.shop.visits import IDLE_SECONDS, MAX_VISITS, FullError, Visits
 
 SMALL = {"num_products": 310}
 needs_chromium = pytest.mark.skipif(not PROGRAM, reason="no Chromium is installed (Debian: apt-get install chromium)")

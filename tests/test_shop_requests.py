@@ -15,9 +15,9 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 
 from spear_rl.envs.webshop import source_of
-from spear_rl.shop import served, visits_of
-from spear_rl.shop.server import MAX_CONNECTIONS, MAX_FORM, _Handler
-from spear_rl.shop.visits import MAX_VISITS, Visits
+from spear_rl.envs.webshop.browser import served, visits_of
+from spear_rl.envs.webshop.browser.server import MAX_CONNECTIONS, MAX_FORM, _Handler
+from spear_rl.envs.webshop.browser.visits import MAX_VISITS, Visits
 
 HOSTILE = "\x1b[31m\x1b]8;;http://evil\x07\x9b\u202eevil\u2066\u200b\u2028\x85\x7f\ufeff"
 

@@ -11,11 +11,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from conftest import logged, random_batch
 from spear_rl.engines.base import NonFiniteLossError, Term
-from spear_rl.engines.decoding import Decoder
+from spear_rl.engines.device import chosen_device, chosen_dtype
+from spear_rl.engines.generation.continuous import SlotStream
+from spear_rl.engines.generation.padded import Decoder
 from spear_rl.engines.hf import HFEngine
-from spear_rl.engines.place import chosen_device, chosen_dtype
-from spear_rl.engines.shortage import memory_for
-from spear_rl.engines.streaming import SlotStream
+from spear_rl.engines.out_of_memory import memory_for
 from spear_rl.errors import ShortOfMemoryError, UserError
 from spear_rl.functional import clipped_surrogate
 
@@ -151,7 +151,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(spear, tmp
     from importlib import util
 
     found = util.find_spec
-    for module in ("lora", "vllm"):
+    for module in ("models.lora", "vllm"):
         monkeypatch.setattr(
             f"spear_rl.engines.{module}.find_spec", lambda name: None if name == package else found(name)
         )

@@ -18,14 +18,15 @@ from hypothesis import strategies as st
 
 from references_sokoban import naive_move, naive_reward, naive_solved
 from spear_rl.envs import ENVIRONMENTS, sokoban
-from spear_rl.envs.sokoban import boxoban, picture
+from spear_rl.envs.sokoban import boxoban
 from spear_rl.envs.sokoban.experts import Expert, clumsy_moves, hasty_moves, optimal_moves, quick_moves
 from spear_rl.envs.sokoban.generator import LEVELS, Shape, generated_level
 from spear_rl.envs.sokoban.grid import Drawing, content_hash, grid_text, read_level
 from spear_rl.envs.sokoban.panel import SPLITS, panel_hash, panel_seeds, rebuilt_manifest, recorded_manifest
 from spear_rl.envs.sokoban.rules import DIRECTIONS, Level, State, is_solved, moved, played
 from spear_rl.envs.sokoban.solver import SearchLimitError, pushes_needed, solution
-from spear_rl.envs.sokoban.words import described
+from spear_rl.envs.sokoban.views import picture
+from spear_rl.envs.sokoban.views.words import described
 from spear_rl.errors import ConfigError, MissingExtraError
 from spear_rl.testing import check_environment, check_tasks
 

@@ -17,14 +17,14 @@ pytest.importorskip("transformers")
 from conftest import logged
 from spear_rl.engines.base import Term
 from spear_rl.engines.hf import HFEngine
-from spear_rl.engines.tiny import tiny_model, tiny_tokenizer
+from spear_rl.engines.models.tiny import tiny_model, tiny_tokenizer
 from spear_rl.envs import sokoban
 from spear_rl.errors import ConfigError
 from spear_rl.rollout import Sampling
 from spear_rl.rollout.collect import collect_groups, demonstration
-from spear_rl.rollout.layout import LAYOUTS
-from spear_rl.rollout.renderer import ChatRenderer
-from spear_rl.rollout.vision import VisionRenderer
+from spear_rl.rollout.layouts import LAYOUTS
+from spear_rl.rollout.rendering.images import VisionRenderer
+from spear_rl.rollout.rendering.renderer import ChatRenderer
 from spear_rl.train.cold_start import imitation_loss
 from spear_rl.train.collate import collate
 from spear_rl.types import ImagePrompt

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from spear_rl.envs import tool_math
-from spear_rl.envs.tool_math import checker
-from spear_rl.envs.tool_math.answers import is_same_answer
-from spear_rl.envs.tool_math.checker import MODULE, CheckerError, MathVerify
-from spear_rl.envs.tool_math.panel import Source, entries
+from spear_rl.envs.tool_math.data.panel import Source, entries
+from spear_rl.envs.tool_math.verification import checker
+from spear_rl.envs.tool_math.verification.answers import is_same_answer
+from spear_rl.envs.tool_math.verification.checker import MODULE, CheckerError, MathVerify
 from spear_rl.errors import MissingExtraError, UserError
 from tool_math_answers import ANSWERS
 
@@ -141,7 +141,9 @@ def test_many_threads_are_answered_side_by_side(real):
 
 def test_where_nothing_isolates_it_refuses_in_one_sentence_and_goes_without_when_told_to():
     pytest.importorskip("math_verify")
-    code = "from spear_rl.envs.tool_math.checker import MathVerify\nprint(MathVerify(BACKEND)('1/2', '0.5'))"
+    code = (
+        "from spear_rl.envs.tool_math.verification.checker import MathVerify\nprint(MathVerify(BACKEND)('1/2', '0.5'))"
+    )
     command = [sys.executable, str(HERE / "sandbox_elsewhere.py"), "--without", f"{LANDLOCK_CALLS},{UNSHARE}", "-c"]
     refused = subprocess.run([*command, code.replace("BACKEND", "")], capture_output=True, text=True, cwd=HERE.parent)
     assert "CheckerError: math-verify cannot compare answers safely here" in refused.stderr
@@ -162,7 +164,7 @@ def test_a_checker_that_cannot_start_is_an_error_a_user_can_mend_and_no_wrong_an
 def test_no_process_outlives_its_owner():
     pytest.importorskip("math_verify")
     for last in ("pass", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"):
-        code = f"from spear_rl.envs.tool_math.checker import MathVerify\nm = MathVerify()\nm('1/2', '0.5'); print(m.pid, flush=True)\n{last}"  # noqa: E501
+        code = f"from spear_rl.envs.tool_math.verification.checker import MathVerify\nm = MathVerify()\nm('1/2', '0.5'); print(m.pid, flush=True)\n{last}"  # noqa: E501
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         deadline = time.time() + 20
         while os.path.exists(f"/proc/{int(done.stdout)}") and time.time() < deadline:

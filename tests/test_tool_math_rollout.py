@@ -11,19 +11,19 @@ import torch
 
 from conftest import RecordingEngine
 from spear_rl.algorithms import ALGORITHMS
-from spear_rl.config import load
-from spear_rl.engines.tiny import tiny_tokenizer
+from spear_rl.app.build_training import tasks_of
+from spear_rl.app.config import load
+from spear_rl.engines.models.tiny import tiny_tokenizer
 from spear_rl.envs import tool_math
 from spear_rl.envs.tool_math.calls import call_text
 from spear_rl.rollout import ChatRenderer, collect_groups
-from spear_rl.rollout.elsewhere import tasks_elsewhere
-from spear_rl.rollout.pool import Pool
+from spear_rl.rollout.workers.other_venv import tasks_elsewhere
+from spear_rl.rollout.workers.pool import Pool
 from spear_rl.testing import check_tasks
 from spear_rl.train.collate import collate
-from spear_rl.train.samples import pass_at, sampled
+from spear_rl.train.pass_at_k import pass_at, sampled
 from spear_rl.train.step import train_step
 from spear_rl.types import Stop
-from spear_rl.wiring import tasks_of
 
 
 @pytest.fixture(scope="module")

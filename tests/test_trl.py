@@ -22,7 +22,7 @@ from trl.trainer import grpo_trainer
 import spear_rl.integrations.trl
 from spear_rl.algorithms import ALGORITHMS, CovarianceClip
 from spear_rl.algorithms import tool_bonus as core_tool_bonus
-from spear_rl.engines.tiny import tiny_model, tiny_tokenizer
+from spear_rl.engines.models.tiny import tiny_model, tiny_tokenizer
 from spear_rl.errors import ConfigError, MissingExtraError, UserError
 from spear_rl.functional import (
     LossInputs,

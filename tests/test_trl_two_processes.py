@@ -15,7 +15,7 @@ pytest.importorskip("trl")
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-from spear_rl.engines.tiny import tiny_model, tiny_tokenizer
+from spear_rl.engines.models.tiny import tiny_model, tiny_tokenizer
 from spear_rl.integrations.trl import SpearGRPOTrainer
 
 WORDS = ["red code ?", "green code 7", "blue code 3", "gold code 1 2 3 4 5 6 7 8 9 0", "look", "right", "wrong"]

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from spear_rl.config import load
+from spear_rl.app.config import load
 from spear_rl.errors import ConfigError, MissingExtraError
-from spear_rl.integrations import upstream
+from spear_rl.integrations.shared import upstream
 from spear_rl.integrations.verl import launch
 
 ACTOR = "actor_rollout_ref.actor"

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from spear_rl.algorithms import CovarianceClip, dr_bot, grpo, spear
 from spear_rl.engines.base import Term
 from spear_rl.functional import LossInputs
-from spear_rl.integrations.terms import held_back, keeps
+from spear_rl.integrations.shared.terms import held_back, keeps
 from spear_rl.integrations.verl import rows
 from spear_rl.train.collate import collate
 from spear_rl.types import Completion, Stop, Trajectory, Turn

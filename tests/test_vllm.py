@@ -235,7 +235,7 @@ def test_vllm_leaves_the_random_streams_of_training_alone(fake: type[FakeLLM]) -
 def test_the_real_vllm_agrees_with_transformers_before_and_after_an_update() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from spear_rl.engines.tiny import tiny_tokenizer
+    from spear_rl.engines.models.tiny import tiny_tokenizer
 
     tokenizer = tiny_tokenizer(["go to the desk and take the mug from it"])
     config = LlamaConfig(

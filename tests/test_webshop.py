@@ -12,8 +12,8 @@ import pytest
 
 from spear_rl.envs.webshop import Rules, source_of, tasks, webshop_env
 from spear_rl.envs.webshop.action import said_action
+from spear_rl.envs.webshop.data.shelf import _opened, opened_shop
 from spear_rl.envs.webshop.env import SEARCH_FORM
-from spear_rl.envs.webshop.shelf import _opened, opened_shop
 from spear_rl.envs.webshop.shoppers import EXPERTS, price_limit_in, query_in
 from spear_rl.testing import check_tasks
 from spear_rl.train.evaluate import mean_measures
@@ -344,7 +344,7 @@ def test_mistakes_in_the_options_are_one_sentence(spear, cache):
 
 
 def test_a_missing_package_is_named_in_one_sentence(spear, cache, monkeypatch):
-    import spear_rl.envs.webshop.extra as extra
+    import spear_rl.envs.webshop.data.extra as extra
 
     def absent(name: str):
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
@@ -374,8 +374,8 @@ def test_a_step_takes_under_2_ms(cache, panel):
 
 @pytest.mark.parametrize("name", ["webshop-tiny", "webshop-smollm2", "paper-webshop"])
 def test_the_presets_name_tasks_that_are_there(name, tmp_path, monkeypatch):
-    from spear_rl.config import load
-    from spear_rl.playing import tasks_of
+    from spear_rl.app.build_rollout import tasks_of
+    from spear_rl.app.config import load
 
     monkeypatch.setenv("SPEAR_RL_CACHE", str(tmp_path))
     config = load(name)

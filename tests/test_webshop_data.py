@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spear_rl.envs.webshop import files as files_module
 from spear_rl.envs.webshop import source_of, tasks
-from spear_rl.envs.webshop.catalogue import Entry, generated_entries
-from spear_rl.envs.webshop.catalogue import main as write_catalogue
-from spear_rl.envs.webshop.files import DataError, read_entries
-from spear_rl.envs.webshop.goals import SPLITS, price_limit, shuffled_order, split_of
+from spear_rl.envs.webshop.data import files as files_module
+from spear_rl.envs.webshop.data.files import DataError, read_entries
+from spear_rl.envs.webshop.data.goals import SPLITS, price_limit, shuffled_order, split_of
+from spear_rl.envs.webshop.data.product import Product
+from spear_rl.envs.webshop.data.reading import prices, product_of, usable
+from spear_rl.envs.webshop.data.shelf import _opened, opened_shop, panel_hash
+from spear_rl.envs.webshop.generated.catalogue import Entry, generated_entries
+from spear_rl.envs.webshop.generated.catalogue import main as write_catalogue
 from spear_rl.envs.webshop.manifest import EMBEDDED, hashes, recorded
-from spear_rl.envs.webshop.product import Product
-from spear_rl.envs.webshop.reading import prices, product_of, usable
-from spear_rl.envs.webshop.shelf import _opened, opened_shop, panel_hash
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_other_processes_with_other_hash_seeds_make_the_same_shop(tmp_path):
         "import sys\n"
         "from spear_rl.envs.webshop import source_of, tasks\n"
         "from spear_rl.envs.webshop.manifest import hashes\n"
-        "from spear_rl.envs.webshop.shelf import opened_shop\n"
+        "from spear_rl.envs.webshop.data.shelf import opened_shop\n"
         "source = source_of(num_products=310)\n"
         "shop = opened_shop(source, sys.argv[1])\n"
         "print(hashes(source, sys.argv[1]), shop.results('red rug with memory foam'), shop.results('fast charging'))\n"
@@ -261,7 +261,7 @@ def test_the_shop_is_made_once_and_then_opened(tmp_path, monkeypatch):
     source = source_of(num_products=93)
     first = opened_shop(source, str(tmp_path)).results("red rug")
     _opened.cache_clear()
-    monkeypatch.setattr("spear_rl.envs.webshop.shelf.write_shop", lambda *_: pytest.fail("it was made again"))
+    monkeypatch.setattr("spear_rl.envs.webshop.data.shelf.write_shop", lambda *_: pytest.fail("it was made again"))
     assert opened_shop(source, str(tmp_path)).results("red rug") == first
 
 
@@ -331,7 +331,7 @@ def test_synthetic_goals_are_one_a_combination(data, cache):
 def test_a_tenth_of_100000_products_takes_a_tenth_of_2_gb_and_2_minutes(tmp_path):
     script = (
         "import re, sys, time; from spear_rl.envs.webshop import source_of\n"
-        "from spear_rl.envs.webshop.shelf import opened_shop\n"
+        "from spear_rl.envs.webshop.data.shelf import opened_shop\n"
         "start = time.process_time(); opened_shop(source_of(num_products=10_000), sys.argv[1])\n"
         "status = open('/proc/self/status').read()\n"
         "print(time.process_time() - start, int(re.search(r'VmHWM:\\s+(\\d+)', status)[1]) / 1024)\n"

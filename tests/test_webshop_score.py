@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spear_rl.envs.webshop import source_of
-from spear_rl.envs.webshop.catalogue import SHELVES, goods
-from spear_rl.envs.webshop.colors import COLORS, color_of
-from spear_rl.envs.webshop.nouns import nouns
-from spear_rl.envs.webshop.product import Goal, Product, Purchase
+from spear_rl.envs.webshop.data.colors import COLORS, color_of
+from spear_rl.envs.webshop.data.nouns import nouns
+from spear_rl.envs.webshop.data.product import Goal, Product, Purchase
+from spear_rl.envs.webshop.data.shelf import opened_shop
+from spear_rl.envs.webshop.generated.catalogue import SHELVES, goods
 from spear_rl.envs.webshop.score import score
-from spear_rl.envs.webshop.shelf import opened_shop
 
 
 @pytest.fixture(scope="module")

@@ -25,11 +25,11 @@ SMALL = [
 
 
 def main() -> None:
-    from spear_rl import config as configuration
-    from spear_rl.runs import cold_start_from
+    from spear_rl.app import config as configuration
+    from spear_rl.app.build_training import Player, algorithm_of, engine_of, tasks_of
+    from spear_rl.app.train import cold_start_from
     from spear_rl.train.loop import TaskOrder
     from spear_rl.train.step import train_step
-    from spear_rl.wiring import Player, algorithm_of, engine_of, tasks_of
 
     asked = parser(__doc__)
     asked.add_argument("--engine", choices=["ours"], default="ours")

@@ -82,7 +82,7 @@ def main() -> None:
 def ours(tasks: Sequence[Task], arguments: Any) -> dict[str, Any]:
     from spear_rl.algorithms import ALGORITHMS
     from spear_rl.rollout.collect import collect_groups
-    from spear_rl.rollout.renderer import ChatRenderer
+    from spear_rl.rollout.rendering.renderer import ChatRenderer
     from spear_rl.train.step import train_step
 
     model, tokenizer = loaded(arguments.model)
@@ -142,7 +142,7 @@ def trl(tasks: Sequence[Task], arguments: Any) -> dict[str, Any]:
     from trl import GRPOConfig, GRPOTrainer
     from trl.models.utils import unwrap_model_for_generation
 
-    from spear_rl.rollout.renderer import ChatRenderer
+    from spear_rl.rollout.rendering.renderer import ChatRenderer
 
     model, tokenizer = loaded(arguments.model)
     if tokenizer.pad_token_id is None:

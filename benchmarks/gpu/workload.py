@@ -12,7 +12,7 @@ from benchmarks.gpu.machine import dtype_of
 
 from spear_rl.engines.base import Batch
 from spear_rl.engines.hf import HFEngine
-from spear_rl.engines.models import model_by_name
+from spear_rl.engines.models.load import model_by_name
 from spear_rl.envs import ENVIRONMENTS
 
 

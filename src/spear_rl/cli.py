@@ -14,17 +14,17 @@ from typing import Annotated
 
 from spear_rl import __version__
 from spear_rl.errors import ConfigError, UserError
-from spear_rl.escaping import indented
-from spear_rl.files import check_writable
-from spear_rl.limits import Range, checked
-from spear_rl.names import ALGORITHM_NAMES
+from spear_rl.io.escaping import indented
+from spear_rl.io.files import check_writable
 from spear_rl.rollout.env import TasksFn
+from spear_rl.settings.names import ALGORITHM_NAMES
+from spear_rl.settings.ranges import Range, checked
 
 try:
     import typer
     from rich.table import Table
 
-    from spear_rl.terminal import PlainConsole, error_console, log_to_stderr, protect_stderr
+    from spear_rl.io.terminal import PlainConsole, error_console, log_to_stderr, protect_stderr
 except ImportError:
     print("error: the command line needs its extra: pip install 'spear-rl[train]'", file=sys.stderr)
     sys.exit(2)
@@ -62,11 +62,11 @@ def train(settings: Overrides = None) -> None:
 
     Example: spear train quickstart run.seed=1 algorithm.name=dr-bot-grpo
     """
-    from spear_rl.console import LiveConsole
-    from spear_rl.resuming import opened
+    from spear_rl.app.console import LiveConsole
+    from spear_rl.app.resume import opened
 
     with opened(*_split(settings), verb="train") as (config, notes):
-        from spear_rl.runs import train_from
+        from spear_rl.app.train import train_from
         from spear_rl.train.callbacks import JsonLines, TensorBoard
 
         run_dir = Path(config.run.dir)
@@ -82,13 +82,13 @@ def train(settings: Overrides = None) -> None:
 @app.command()
 def sft(settings: Overrides = None) -> None:
     """Cold start only: supervised learning on expert episodes; writes run.dir/model, a plain transformers folder."""
-    from spear_rl.console import LiveConsole
-    from spear_rl.resuming import opened
+    from spear_rl.app.console import LiveConsole
+    from spear_rl.app.resume import opened
 
     with opened(*_split(settings), verb="sft") as (config, notes):
         if not config.sft.episodes:
             raise ConfigError("sft.episodes is 0: say how many expert episodes to learn from, e.g. sft.episodes=256")
-        from spear_rl.runs import sft_from
+        from spear_rl.app.train import sft_from
 
         for text in notes:
             console.print(text, soft_wrap=True)
@@ -134,8 +134,8 @@ def evaluate(
 
     Example: spear eval expert --env alfworld --split valid_seen --set rollout.max_turns=50
     """
-    from spear_rl.eval_console import EvalProgress, print_report
-    from spear_rl.evaluating import Connection, Panel, evaluate_from
+    from spear_rl.app.eval_console import EvalProgress, print_report
+    from spear_rl.app.evaluate import Connection, Panel, evaluate_from
 
     overrides = list(set_ or [])
     overrides += [f"task.env={env}"] if env else []
@@ -185,7 +185,7 @@ def compare(
     ),
 ) -> None:
     """Runs side by side, grouped by algorithm: mean and interval over seeds, paired differences, curves."""
-    from spear_rl.compare import compare as comparison
+    from spear_rl.app.compare import compare as comparison
 
     console.print(comparison(runs, out))
 
@@ -204,8 +204,8 @@ def show(
 
     Example: spear show algorithm spear-dr-bot-grpo algorithm.imitation.max_age=10
     """
-    from spear_rl import config as configuration
-    from spear_rl.show import algorithm_overview, run_overview
+    from spear_rl.app import config as configuration
+    from spear_rl.app.show import algorithm_overview, run_overview
 
     name, overrides = _split(settings)
     if what == "algorithm":
@@ -228,10 +228,10 @@ def doctor(settings: Overrides = None) -> None:
     Example: spear doctor paper-alfworld engine.model=models/qwen engine.checkpointing=true
     """
     source, overrides = _split(settings)
-    from spear_rl import config as configuration
-    from spear_rl import doctor as diagnosis
+    from spear_rl.app import config as configuration
+    from spear_rl.app import doctor as diagnosis
     from spear_rl.engines.memory import GIB
-    from spear_rl.engines.tiny import TINY_SIZES
+    from spear_rl.engines.models.tiny import TINY_SIZES
 
     config = configuration.load(source, overrides)
     table = Table("what", "here")
@@ -262,9 +262,9 @@ def check_env(
 
     Example: spear check-env my_game:tasks level=3
     """
-    from spear_rl import config as configuration
+    from spear_rl.app import config as configuration
     from spear_rl.envs import ENVIRONMENTS
-    from spear_rl.rollout.elsewhere import tasks_elsewhere
+    from spear_rl.rollout.workers.other_venv import tasks_elsewhere
     from spear_rl.testing import Timing, check_tasks, loaded_tasks
 
     settings = configuration.load(None, [f"task.options.{option}" for option in options or []]).task.options
@@ -301,9 +301,9 @@ def shop(
 
     Example: spear shop level=standard --split test
     """
-    from spear_rl import config as configuration
+    from spear_rl.app import config as configuration
     from spear_rl.envs.webshop import source_of
-    from spear_rl.shop import served, visits_of
+    from spear_rl.envs.webshop.browser import served, visits_of
 
     settings = configuration.load(None, [f"task.options.{option}" for option in options or []]).task.options
     known = [*inspect.signature(source_of).parameters, "cache"]
@@ -324,8 +324,8 @@ def shop(
 @app.command(name="list")
 def list_() -> None:
     """Presets, algorithms, environments and built-in models."""
-    from spear_rl import config as configuration
-    from spear_rl.engines.tiny import TINY_SIZES
+    from spear_rl.app import config as configuration
+    from spear_rl.engines.models.tiny import TINY_SIZES
     from spear_rl.envs import ENVIRONMENTS
 
     table = Table("what", "names", show_lines=True)

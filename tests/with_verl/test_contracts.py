@@ -21,8 +21,8 @@ from verl.workers.utils.losses import ppo_loss
 from spear_rl.algorithms import CovarianceClip, dr_bot, gigpo, grpo, spear
 from spear_rl.engines.base import Term
 from spear_rl.functional import LossInputs
-from spear_rl.integrations.episodes import Row, groups_of, unpacked
-from spear_rl.integrations.terms import held_back
+from spear_rl.integrations.shared.episodes import Row, groups_of, unpacked
+from spear_rl.integrations.shared.terms import held_back
 from spear_rl.integrations.verl import launch, loop, rows, trainer
 from spear_rl.rollout import Task
 from spear_rl.train.collate import collate

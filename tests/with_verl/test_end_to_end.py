@@ -37,7 +37,7 @@ def model(tmp_path_factory) -> Path:
     """A language model of some thousand weights, of a kind verl knows."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from spear_rl.engines.tiny import tiny_tokenizer
+    from spear_rl.engines.models.tiny import tiny_tokenizer
 
     folder = tmp_path_factory.mktemp("model")
     tokenizer = tiny_tokenizer(["red code 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15", "blue code ?", "right", "wrong"])

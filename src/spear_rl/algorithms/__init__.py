@@ -1,4 +1,4 @@
-"""The algorithms by name (`spear_rl.names` has the table), and the records and wrappers that they are made of."""
+"""The algorithms by name (`settings.names` has the table), and the records and wrappers that they are made of."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from spear_rl.algorithms.imitation import SelfImitation
 from spear_rl.algorithms.losses import ClippedSurrogate, CovarianceClip, FixedLength, SequenceMean, TokenMean
 from spear_rl.algorithms.spear import ToolBonus, distinct_tool_bonus, spear, tool_bonus, with_covariance_clip
 from spear_rl.errors import ConfigError, UserError
-from spear_rl.names import ALGORITHM_NAMES, loaded, split_name
-from spear_rl.names import BASES as _SOURCES
+from spear_rl.settings.names import ALGORITHM_NAMES, loaded, split_name
+from spear_rl.settings.names import BASES as _SOURCES
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 

@@ -12,18 +12,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from spear_rl.engines.agreement import disagreement
-from spear_rl.engines.attention import attached_memory, detach_memory, has_kernel
 from spear_rl.engines.base import Batch, NonFiniteLossError, Term
-from spear_rl.engines.decoding import Decoder
-from spear_rl.engines.layers import checkpoint_layers, prepare_layers
-from spear_rl.engines.lora import merged_weights, save_adapter
-from spear_rl.engines.masters import Masters, largest_entry
+from spear_rl.engines.generation.continuous import SlotDecoder
+from spear_rl.engines.generation.padded import Decoder
 from spear_rl.engines.memory import automatic_tokens, footprint, free_bytes
-from spear_rl.engines.pieces import Piece, joined, pieces_of
-from spear_rl.engines.scoring import has_plain_head, token_scores
-from spear_rl.engines.shortage import GuardedStream, memory_for
-from spear_rl.engines.streaming import SlotDecoder
+from spear_rl.engines.models.lora import merged_weights, save_adapter
+from spear_rl.engines.out_of_memory import GuardedStream, memory_for
+from spear_rl.engines.packed.attention import attached_memory, detach_memory, has_kernel
+from spear_rl.engines.packed.parity import disagreement
+from spear_rl.engines.scoring.layers import checkpoint_layers, prepare_layers
+from spear_rl.engines.scoring.logprobs import has_plain_head, token_scores
+from spear_rl.engines.scoring.master_weights import Masters, largest_entry
+from spear_rl.engines.scoring.micro_batches import Piece, joined, pieces_of
 from spear_rl.engines.vision import Pixels, VisionDecoder
 from spear_rl.errors import UserError
 from spear_rl.functional.inputs import LossInputs

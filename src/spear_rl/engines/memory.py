@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spear_rl.engines.scoring import MAX_LOGITS
-from spear_rl.engines.slots import slot_bytes
+from spear_rl.engines.generation.kv_slots import slot_bytes
+from spear_rl.engines.scoring.logprobs import MAX_LOGITS
 
 GIB = 1 << 30
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from spear_rl.engines.base import NonFiniteLossError
-from spear_rl.engines.sampling import nucleus
-from spear_rl.engines.scoring import RowInputs
+from spear_rl.engines.generation.sampling import nucleus
+from spear_rl.engines.scoring.logprobs import RowInputs
 from spear_rl.rollout.generator import Sampling
-from spear_rl.rollout.vision import opened
+from spear_rl.rollout.rendering.images import opened
 from spear_rl.types import Completion
 
 MAX_PROMPTS = 64

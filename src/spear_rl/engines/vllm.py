@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spear_rl.engines.lora import merged_weights
+from spear_rl.engines.models.lora import merged_weights
 from spear_rl.errors import ConfigError, MissingExtraError
 from spear_rl.rollout.generator import Sampling
 from spear_rl.types import Completion

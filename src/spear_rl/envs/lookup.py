@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Annotated
 
-from spear_rl.limits import OneOf, Range, has_checked_options
 from spear_rl.rollout.env import Observation, StepResult, Task
+from spear_rl.settings.ranges import OneOf, Range, has_checked_options
 
 FAMILIES = ("red", "green", "blue", "gold")
 SPLITS = {"train": 64, "validation": 16, "test": 16}

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from spear_rl.errors import UserError
-from spear_rl.escaping import clipped, in_words
-from spear_rl.files import same_folder
+from spear_rl.io.escaping import clipped, in_words
+from spear_rl.io.files import same_folder
 from spear_rl.rollout.contract import with_place
 from spear_rl.rollout.env import Observation, StepResult, Task
 from spear_rl.rollout.generator import Generator, Lockstep, Stream, Streaming
-from spear_rl.rollout.layout import Layout, growing_chat
-from spear_rl.rollout.renderer import Renderer
-from spear_rl.rollout.runner import Answer, EnvRunner, Failure, InProcess, demonstrated
+from spear_rl.rollout.layouts import Layout, growing_chat
+from spear_rl.rollout.rendering.renderer import Renderer
+from spear_rl.rollout.workers.runner import Answer, EnvRunner, Failure, InProcess, demonstrated
 from spear_rl.types import Completion, Group, Metrics, Stop, Trajectory, Turn
 
 _log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from inspect import iscoroutine
 from typing import Any
 
 from spear_rl.errors import UserError
-from spear_rl.escaping import clipped, in_words
+from spear_rl.io.escaping import clipped, in_words
 from spear_rl.rollout.env import Environment, Observation, StepResult, Task
 from spear_rl.types import Metrics
 

@@ -8,11 +8,11 @@ from itertools import combinations
 from typing import Any
 
 from spear_rl.errors import UserError
-from spear_rl.escaping import in_words
-from spear_rl.files import same_folder
+from spear_rl.io.escaping import in_words
+from spear_rl.io.files import same_folder
 from spear_rl.rollout.contract import ContractError, checked_task
 from spear_rl.rollout.env import Task, TasksFn
-from spear_rl.rollout.source import loaded_tasks, panel_of
+from spear_rl.rollout.tasks import loaded_tasks, panel_of
 from spear_rl.testing.faults import deadly_fault, expert_faults, task_faults, worker_faults
 from spear_rl.testing.play import STRANGE, Timing
 

@@ -6,10 +6,10 @@ import pickle
 from collections.abc import Iterator, Sequence
 
 from spear_rl.errors import UserError
-from spear_rl.escaping import in_words
+from spear_rl.io.escaping import in_words
 from spear_rl.rollout.env import Observation, StepResult, Task
-from spear_rl.rollout.pool import Pool
-from spear_rl.rollout.runner import Answer, Failure
+from spear_rl.rollout.workers.pool import Pool
+from spear_rl.rollout.workers.runner import Answer, Failure
 from spear_rl.testing.play import STRANGE, BrokenError, Heard, Play, Timing, expert_actions
 
 STEP_SECONDS = 10.0

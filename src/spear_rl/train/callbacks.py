@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from spear_rl.files import writing
-from spear_rl.rows import append_row
+from spear_rl.io.files import writing
+from spear_rl.io.jsonl import append_row
 from spear_rl.types import Group, Metrics
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from spear_rl.errors import CheckpointError
-from spear_rl.files import flush, move_aside, remove_folder, writing
-from spear_rl.stored_state import stored_state
+from spear_rl.io.files import flush, move_aside, remove_folder, writing
+from spear_rl.train.stored_state import stored_state
 
 STATE = "trainer_state.pt"
 MANIFEST = "checkpoint.json"

@@ -15,13 +15,13 @@ from spear_rl.algorithms.base import Algorithm
 from spear_rl.engines.base import NonFiniteLossError
 from spear_rl.engines.hf import HFEngine
 from spear_rl.errors import DiskError, ShortOfMemoryError, UserError
+from spear_rl.io.jsonl import flush_rows
 from spear_rl.rollout.env import Task
-from spear_rl.rows import flush_rows
-from spear_rl.stored_state import taking_up
 from spear_rl.train.callbacks import Callback, Event, write_trajectories
 from spear_rl.train.checkpoint import checkpoints, load_state, save_checkpoint
 from spear_rl.train.evaluate import Evaluation
 from spear_rl.train.step import CollectFn, timed, train_step
+from spear_rl.train.stored_state import taking_up
 from spear_rl.types import Group, Metrics
 
 MAX_WEIGHT = 1e4

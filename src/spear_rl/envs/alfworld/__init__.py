@@ -10,9 +10,9 @@ from spear_rl.envs.alfworld.games import EXPERTS, demonstration, fast_env
 from spear_rl.envs.alfworld.panel import SPLITS, in_turns, playable_games
 from spear_rl.envs.alfworld.stock import require_stock_engine, stock_env
 from spear_rl.envs.household.env import REWARD
-from spear_rl.envs.household.sentences import FAMILIES as TYPES
-from spear_rl.limits import FilePath, OneOf, Range, has_checked_options
+from spear_rl.envs.household.generation.sentences import FAMILIES as TYPES
 from spear_rl.rollout.env import Task
+from spear_rl.settings.ranges import FilePath, OneOf, Range, has_checked_options
 
 __all__ = ["BACKENDS", "EXPERTS", "PROMPTS", "SPLITS", "TYPES", "tasks"]
 

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from spear_rl.envs.household.pddl import TASK, task_sentence
+from spear_rl.envs.household.rules.pddl import TASK, task_sentence
 
 GAME_FILE = "game.tw-pddl"
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from spear_rl.envs.alfworld.gamefile import damaged, read_game_file
-from spear_rl.envs.household.dice import Dice
 from spear_rl.envs.household.env import HouseholdEnv
-from spear_rl.envs.household.experts import DEMONSTRATORS
-from spear_rl.envs.household.game import Game
-from spear_rl.envs.household.pddl import read_problem
-from spear_rl.envs.household.tables import game_tables
-from spear_rl.store import cache_folder, store, stored
+from spear_rl.envs.household.experts.demonstrations import DEMONSTRATORS
+from spear_rl.envs.household.rules.game import Game
+from spear_rl.envs.household.rules.pddl import read_problem
+from spear_rl.envs.household.rules.tables import game_tables
+from spear_rl.envs.shared.dice import Dice
+from spear_rl.io.cache import cache_folder, store, stored
 
 FORMAT = 1
 """To be raised whenever the tables of a game change in shape or meaning."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypedDict
 
 from spear_rl.envs.alfworld.panel import Entry, official_split, playable_games
-from spear_rl.envs.manifests import contents_sha256, printed_or_verified
+from spear_rl.envs.shared.manifests import contents_sha256, printed_or_verified
 
 
 class Manifest(TypedDict):

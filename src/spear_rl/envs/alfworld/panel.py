@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from spear_rl.envs.alfworld.gamefile import GAME_FILE, read_game_file
-from spear_rl.envs.household.sentences import FAMILIES
-from spear_rl.store import cache_folder, store, stored
+from spear_rl.envs.household.generation.sentences import FAMILIES
+from spear_rl.io.cache import cache_folder, store, stored
 
 DATASET = "json_2.1.1"
 SPLITS = {"train": "train", "validation": "valid_seen", "test": "valid_unseen"}

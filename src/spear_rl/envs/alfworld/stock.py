@@ -11,7 +11,7 @@ from typing import Any
 from spear_rl.envs.alfworld.gamefile import GameFile, read_game_file
 from spear_rl.envs.alfworld.memo import remember_translations
 from spear_rl.envs.household.env import TextGameEnv
-from spear_rl.envs.household.tables import FLAGS
+from spear_rl.envs.household.rules.tables import FLAGS
 from spear_rl.errors import MissingExtraError
 
 BANNER = "-= Welcome to TextWorld, ALFRED! =-\n\n"

@@ -7,13 +7,13 @@ from functools import lru_cache, partial
 from typing import Annotated
 
 from spear_rl.envs.household.env import HouseholdEnv
-from spear_rl.envs.household.experts import DEMONSTRATORS
-from spear_rl.envs.household.game import Game
-from spear_rl.envs.household.generator import LEVELS, generated_problem
+from spear_rl.envs.household.experts.demonstrations import DEMONSTRATORS
+from spear_rl.envs.household.generation.generator import LEVELS, generated_problem
+from spear_rl.envs.household.generation.sentences import FAMILIES
 from spear_rl.envs.household.manifest import SPLITS, recorded_panel
-from spear_rl.envs.household.sentences import FAMILIES
-from spear_rl.limits import OneOf, Range, has_checked_options, require_known
+from spear_rl.envs.household.rules.game import Game
 from spear_rl.rollout.env import Task
+from spear_rl.settings.ranges import OneOf, Range, has_checked_options, require_known
 
 __all__ = ["DEMONSTRATORS", "FAMILIES", "LEVELS", "SPLITS", "HouseholdEnv", "tasks"]
 

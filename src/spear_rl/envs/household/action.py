@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from spear_rl.rollout.layout import without_thoughts
+from spear_rl.rollout.layouts import without_thoughts
 
 MAX_BARE_LENGTH = 100
 """A text without tags is taken for a command only if it is one line of at most so many characters."""

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Protocol
 
 from spear_rl.envs.household.action import said_command
-from spear_rl.envs.household.game import Game
-from spear_rl.envs.household.wording import NOTHING_HAPPENS
-from spear_rl.envs.household.world import World
+from spear_rl.envs.household.rules.game import Game
+from spear_rl.envs.household.rules.wording import NOTHING_HAPPENS
+from spear_rl.envs.household.rules.world import World
 from spear_rl.rollout.env import INADMISSIBLE, Observation, StepResult
 
 REWARD = 10.0

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
-from spear_rl.envs.household.generator import LEVELS
+from spear_rl.envs.household.generation.generator import LEVELS
 
 SPLITS = {"train": 2000, "validation": 200, "test": 200}
 """How many games each panel has, rounded up to a multiple of the level's families."""

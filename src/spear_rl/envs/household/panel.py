@@ -8,9 +8,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from spear_rl.envs.household.experts import EXPERTS
-from spear_rl.envs.household.game import Game
-from spear_rl.envs.household.generator import LEVELS, generated_problem
+from spear_rl.envs.household.experts.demonstrations import EXPERTS
+from spear_rl.envs.household.generation.generator import LEVELS, generated_problem
 from spear_rl.envs.household.manifest import (
     LETTERS,
     MANIFEST,
@@ -20,7 +19,8 @@ from spear_rl.envs.household.manifest import (
     panel_hash,
     recorded_manifest,
 )
-from spear_rl.envs.manifests import written_or_checked
+from spear_rl.envs.household.rules.game import Game
+from spear_rl.envs.shared.manifests import written_or_checked
 
 _UNUSED = "-"
 

@@ -13,11 +13,11 @@ from spear_rl.envs.sokoban.experts import DEMONSTRATORS
 from spear_rl.envs.sokoban.generator import LEVELS, Shape, generated_level
 from spear_rl.envs.sokoban.grid import LEGEND
 from spear_rl.envs.sokoban.panel import SPLITS, panel_seeds
-from spear_rl.envs.sokoban.picture import png, require_pillow
 from spear_rl.envs.sokoban.rules import Level
+from spear_rl.envs.sokoban.views.picture import png, require_pillow
 from spear_rl.errors import OptionError
-from spear_rl.limits import FilePath, OneOf, Range, has_checked_options
 from spear_rl.rollout.env import Task
+from spear_rl.settings.ranges import FilePath, OneOf, Range, has_checked_options
 
 __all__ = ["DEMONSTRATORS", "LEVELS", "OBSERVATIONS", "PROMPTS", "SETS", "SPLITS", "SokobanEnv", "tasks"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from spear_rl.envs.manifests import written_or_checked
+from spear_rl.envs.shared.manifests import written_or_checked
 from spear_rl.envs.sokoban.panel import MANIFEST, rebuilt_manifest, recorded_manifest
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 from spear_rl.envs.household.action import said_command
 from spear_rl.envs.sokoban.grid import Drawing, spaced
 from spear_rl.envs.sokoban.rules import DIRECTIONS, STEP_REWARD, Level, Outcome, Room, State, is_solved, moved, reward
-from spear_rl.envs.sokoban.words import described
+from spear_rl.envs.sokoban.views.words import described
 from spear_rl.rollout.env import INADMISSIBLE, Observation, StepResult
 
 View = Literal["spaced", "compact", "words", "none"]

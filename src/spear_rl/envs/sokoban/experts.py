@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spear_rl.envs.household.dice import Dice
+from spear_rl.envs.shared.dice import Dice
 from spear_rl.envs.sokoban.rules import DIRECTIONS, Level, is_solved, moved
 from spear_rl.envs.sokoban.solver import solution
 

@@ -9,7 +9,7 @@ import math
 import time
 from dataclasses import astuple, dataclass
 
-from spear_rl.envs.household.dice import Dice
+from spear_rl.envs.shared.dice import Dice
 from spear_rl.envs.sokoban.rules import WALL, Level, Room, State
 from spear_rl.envs.sokoban.solver import pushes_needed
 from spear_rl.errors import OptionError

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Annotated
 
-from spear_rl.envs.tool_math.answers import Checker, as_integer, integer, normalised
-from spear_rl.envs.tool_math.checker import has_math_verify, math_verify
+from spear_rl.envs.tool_math.data.panel import KNOWN, SPLITS, Entry, Source, entries
+from spear_rl.envs.tool_math.data.problem import Problem
 from spear_rl.envs.tool_math.env import MAX_TURNS, ToolMathEnv
 from spear_rl.envs.tool_math.experts import DEMONSTRATORS
 from spear_rl.envs.tool_math.generated import LEVELS
 from spear_rl.envs.tool_math.interpreters import open_session
-from spear_rl.envs.tool_math.panel import KNOWN, SPLITS, Entry, Source, entries
-from spear_rl.envs.tool_math.problem import Problem
 from spear_rl.envs.tool_math.prompts import PROMPTS
-from spear_rl.limits import FilePath, Length, OneOf, Range, has_checked_options, require_known
+from spear_rl.envs.tool_math.verification.answers import Checker, as_integer, integer, normalised
+from spear_rl.envs.tool_math.verification.checker import has_math_verify, math_verify
 from spear_rl.rollout.env import Task
-from spear_rl.sandbox.interpreter import BACKENDS
+from spear_rl.sandbox.client.interpreter import BACKENDS
+from spear_rl.settings.ranges import FilePath, Length, OneOf, Range, has_checked_options, require_known
 
 __all__ = ["DEMONSTRATORS", "KNOWN", "LEVELS", "PROMPTS", "SPLITS", "VERIFIERS", "ToolMathEnv", "tasks"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spear_rl.rollout.env import INADMISSIBLE
-from spear_rl.rollout.layout import without_thoughts as without_thoughts
+from spear_rl.rollout.layouts import without_thoughts as without_thoughts
 
 TOOL = "code_interpreter"
 SCHEMA: dict[str, Any] = {

@@ -8,11 +8,11 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Protocol
 
-from spear_rl.envs.tool_math.answers import Checker, is_same_answer
-from spear_rl.envs.tool_math.boxed import boxed_answer
 from spear_rl.envs.tool_math.calls import Call, tool_calls, without_thoughts
-from spear_rl.envs.tool_math.problem import Problem
+from spear_rl.envs.tool_math.data.problem import Problem
 from spear_rl.envs.tool_math.prompts import MANY_CALLS, SILENT, STATE_LOST, VOID, tool_response
+from spear_rl.envs.tool_math.verification.answers import Checker, is_same_answer
+from spear_rl.envs.tool_math.verification.boxed import boxed_answer
 from spear_rl.rollout.env import Observation, StepResult
 
 MAX_TURNS = 8

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spear_rl.envs.household.dice import Dice
+from spear_rl.envs.shared.dice import Dice
 from spear_rl.envs.tool_math.calls import call_text
+from spear_rl.envs.tool_math.data.problem import Problem
 from spear_rl.envs.tool_math.generated import EASY
-from spear_rl.envs.tool_math.problem import Problem
 
 Expert = Callable[[Problem, int], list[str]]
 

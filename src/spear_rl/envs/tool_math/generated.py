@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from functools import cache, lru_cache
 
-from spear_rl.envs.household.dice import Dice
-from spear_rl.envs.tool_math.problem import Problem, held_out
+from spear_rl.envs.shared.dice import Dice
+from spear_rl.envs.tool_math.data.problem import Problem, held_out
 
 SPLITS = {"train": 2000, "validation": 200, "test": 200}
 

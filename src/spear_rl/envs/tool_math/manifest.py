@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TypedDict
 
-from spear_rl.envs.manifests import contents_sha256, printed_or_verified
-from spear_rl.envs.tool_math.panel import SPLITS, Entry, Source, entries
+from spear_rl.envs.shared.manifests import contents_sha256, printed_or_verified
+from spear_rl.envs.tool_math.data.panel import SPLITS, Entry, Source, entries
 
 
 class Manifest(TypedDict):

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Literal, overload
 
-from spear_rl.envs.webshop.catalogue import SEED
+from spear_rl.envs.webshop.data.files import found_files
+from spear_rl.envs.webshop.data.goals import SPLITS
+from spear_rl.envs.webshop.data.product import Goal
+from spear_rl.envs.webshop.data.shelf import Shop, Source, opened_shop
 from spear_rl.envs.webshop.env import REWARD, Rules, WebShopEnv
-from spear_rl.envs.webshop.files import found_files
-from spear_rl.envs.webshop.goals import SPLITS
-from spear_rl.envs.webshop.product import Goal
+from spear_rl.envs.webshop.generated.catalogue import SEED
+from spear_rl.envs.webshop.generated.tiny import NUM_TINY
 from spear_rl.envs.webshop.session import MAX_TURNS, PAGE_SIZE
-from spear_rl.envs.webshop.shelf import Shop, Source, opened_shop
 from spear_rl.envs.webshop.shoppers import EXPERTS
-from spear_rl.envs.webshop.tiny import NUM_TINY
 from spear_rl.envs.webshop.views import VIEWS
-from spear_rl.limits import FilePath, Length, OneOf, Range, has_checked_options
 from spear_rl.rollout.env import Task
+from spear_rl.settings.ranges import FilePath, Length, OneOf, Range, has_checked_options
 
 __all__ = ["EXPERTS", "LEVELS", "PROMPTS", "SPLITS", "VIEWS", "Rules", "Source", "WebShopEnv", "source_of", "tasks"]
 

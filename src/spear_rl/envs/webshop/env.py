@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from spear_rl.envs.webshop.action import said_action
-from spear_rl.envs.webshop.product import Goal
+from spear_rl.envs.webshop.data.product import Goal
+from spear_rl.envs.webshop.data.shelf import Shop
 from spear_rl.envs.webshop.session import MAX_TURNS, PAGE_SIZE, Kind, Session
-from spear_rl.envs.webshop.shelf import Shop
 from spear_rl.envs.webshop.views import SEPARATOR, VIEWS
 from spear_rl.rollout.env import INADMISSIBLE, Observation, StepResult
 

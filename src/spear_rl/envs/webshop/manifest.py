@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spear_rl.envs.webshop import source_of
-from spear_rl.envs.webshop.goals import SPLITS
-from spear_rl.envs.webshop.shelf import Source, opened_shop, panel_hash
+from spear_rl.envs.webshop.data.goals import SPLITS
+from spear_rl.envs.webshop.data.shelf import Source, opened_shop, panel_hash
 
 MANIFEST = Path(__file__).with_name("panels.json")
 EMBEDDED = ("standard", "tiny")

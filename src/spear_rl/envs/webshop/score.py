@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spear_rl.envs.webshop.colors import color_of
-from spear_rl.envs.webshop.extra import fuzz, plain
-from spear_rl.envs.webshop.nouns import nouns
-from spear_rl.envs.webshop.product import CATEGORY_SEPARATOR, Goal, Product, Purchase
+from spear_rl.envs.webshop.data.colors import color_of
+from spear_rl.envs.webshop.data.extra import fuzz, plain
+from spear_rl.envs.webshop.data.nouns import nouns
+from spear_rl.envs.webshop.data.product import CATEGORY_SEPARATOR, Goal, Product, Purchase
 
 MATCH = 85
 """Two texts match if their token_set_ratio is above this."""

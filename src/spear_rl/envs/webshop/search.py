@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from spear_rl.envs.webshop.extra import package
+from spear_rl.envs.webshop.data.extra import package
 
 K1, B = 0.9, 0.4
 """What the original's index was searched with."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from spear_rl.envs.webshop.action import Said
-from spear_rl.envs.webshop.product import Goal, Product, Purchase
+from spear_rl.envs.webshop.data.product import Goal, Product, Purchase
+from spear_rl.envs.webshop.data.shelf import Shop
 from spear_rl.envs.webshop.score import Score, score
-from spear_rl.envs.webshop.shelf import Shop
 
 PAGE_SIZE = 10
 MAX_TURNS = 15

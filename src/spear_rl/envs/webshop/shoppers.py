@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from spear_rl.envs.household.dice import Dice
-from spear_rl.envs.webshop.colors import color_of
-from spear_rl.envs.webshop.extra import fuzz, plain
-from spear_rl.envs.webshop.product import NO_LIMIT, Goal, Product
+from spear_rl.envs.shared.dice import Dice
+from spear_rl.envs.webshop.data.colors import color_of
+from spear_rl.envs.webshop.data.extra import fuzz, plain
+from spear_rl.envs.webshop.data.product import NO_LIMIT, Goal, Product
+from spear_rl.envs.webshop.data.shelf import Shop
 from spear_rl.envs.webshop.score import MATCH
 from spear_rl.envs.webshop.session import NEXT, PREVIOUS, Kind, Page, Session
-from spear_rl.envs.webshop.shelf import Shop
 
 _LIMIT = re.compile(r",? (?:and )?price lower than ([\d.]+) dollars\.?$")
 _FILLER = frozenset(

@@ -11,11 +11,11 @@ from typing import Any
 
 from spear_rl.algorithms import Algorithm, ClippedSurrogate, FixedLength, SequenceMean, TokenMean
 from spear_rl.algorithms.base import label
-from spear_rl.config import Config, load, to_toml, value_of
+from spear_rl.app.build_rollout import tasks_of
+from spear_rl.app.build_training import algorithm_of
+from spear_rl.app.config import Config, load, to_toml, value_of
 from spear_rl.errors import ConfigError
-from spear_rl.integrations.upstream import require_names, require_version
-from spear_rl.playing import tasks_of
-from spear_rl.wiring import algorithm_of
+from spear_rl.integrations.shared.upstream import require_names, require_version
 
 _WORDS: dict[str, Any] = tomllib.loads((resources.files(__package__) / "translation.toml").read_text("utf-8"))
 _REDUCTIONS = {TokenMean: "token-mean", SequenceMean: "seq-mean-token-mean", FixedLength: "seq-mean-token-sum-norm"}

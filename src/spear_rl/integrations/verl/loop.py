@@ -11,11 +11,11 @@ from uuid import uuid4
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 
-from spear_rl.escaping import one_line
-from spear_rl.integrations.episodes import packed
+from spear_rl.app.build_rollout import tasks_of
+from spear_rl.integrations.shared.episodes import packed
 from spear_rl.integrations.verl.launch import config_of
 from spear_rl.integrations.verl.rows import fields_of
-from spear_rl.playing import tasks_of
+from spear_rl.io.escaping import one_line
 from spear_rl.rollout import LAYOUTS, ChatRenderer, Task, collect_groups
 from spear_rl.train.collate import collate
 from spear_rl.types import Completion, Group, Trajectory

@@ -19,14 +19,14 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.utils.losses import ppo_loss
 
 from spear_rl.algorithms import Algorithm, GroupRelative
+from spear_rl.app.build_training import algorithm_of
 from spear_rl.engines.base import Term
 from spear_rl.errors import ConfigError
-from spear_rl.integrations import episodes, memory, terms
+from spear_rl.integrations.shared import episodes, memory, terms
 from spear_rl.integrations.verl import loop, rows  # noqa: F401  loop registers our environments
 from spear_rl.integrations.verl.launch import config_of
 from spear_rl.train.step import train_step
 from spear_rl.types import Group
-from spear_rl.wiring import algorithm_of
 
 
 @register_trainer("spear")

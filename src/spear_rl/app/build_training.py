@@ -1,0 +1,190 @@
+"""From a configuration to the parts of a training: algorithm and engine; `playing` has those that need no torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spear_rl.algorithms import Algorithm, CovarianceClip, SettingError, distinct_tool_bonus, named, tool_bonus
+from spear_rl.algorithms.base import AlgorithmError
+from spear_rl.app.build_rollout import Player, expert_texts, runner_of, sampling_of, tasks_of
+from spear_rl.app.config import AlgorithmConfig, Config, value_of
+from spear_rl.engines.device import chosen_device, chosen_dtype
+from spear_rl.engines.hf import HFEngine
+from spear_rl.engines.models.load import model_by_name, model_in_folder, model_under_adapter, tiny_name
+from spear_rl.engines.models.lora import adapter_base, adapter_in_folder, is_adapter, with_adapter
+from spear_rl.engines.models.tiny import TINY_SIZES
+from spear_rl.engines.out_of_memory import memory_for
+from spear_rl.errors import ConfigError
+from spear_rl.functional.schedules import constant, cosine
+from spear_rl.train.checkpoint import MANIFEST, checked_manifest
+
+__all__ = ["Player", "algorithm_of", "engine_of", "runner_of", "sampling_of", "tasks_of"]
+
+OWN = [
+    *("invalid_penalty", "format_bonus", "divide_by_std", "discount", "step_weight"),
+    *("clip_low", "clip_high", "dual_clip", "entropy_bonus", "kl"),
+]
+"""Settings of a base: fields, under the same names, of an algorithm and of its advantages and loss."""
+SAME = [
+    *("capacity", "max_age", "fraction", "gate", "percentile", "reweight", "require_tool", "age_decay", "update"),
+    "keep_step_part",
+]
+"""Settings of self-imitation that are keywords of `spear` under the same names."""
+
+
+def algorithm_of(config: Config) -> Algorithm:
+    """The named algorithm with its settings.
+
+    One at its default leaves the algorithm's own value, which for ours is the same; a changed one is written into the
+    record that has it, or refused. Settings of a wrapper that the name does not have are not looked at.
+    """
+    settings, default = config.algorithm, AlgorithmConfig()
+    changed = {name: getattr(settings, name) for name in OWN if getattr(settings, name) != getattr(default, name)}
+    covariance = settings.covariance
+    clip = CovarianceClip(
+        kind=covariance.on_policy,
+        fraction=covariance.fraction,
+        low=covariance.low,
+        high=covariance.high,
+        beta=covariance.beta,
+    )
+    if covariance.on_policy != "none":
+        changed |= {"covariance": clip, "generator": torch.Generator().manual_seed(config.run.seed)}
+    try:
+        return named(
+            settings.name,
+            settings=changed,
+            dr_bot_options={"max_length": settings.max_length, "keep_groups": settings.keep_groups},
+            spear_options=_spear_options(config, replace(clip, kind=covariance.replay)),
+        )
+    except SettingError as error:
+        part = "replay" if covariance.on_policy == "none" else "on_policy"
+        key, way_out = {
+            "covariance": (f"covariance.{part}", f"set algorithm.covariance.{part}=none"),
+            "keep_step_part": ("imitation.keep_step_part", "set algorithm.name to one with gigpo"),
+            "bonus": ("bonus.mode", "set algorithm.bonus.mode=none to keep the base's"),
+        }.get(error.name, (error.name, f"leave it out (unset it is {str(getattr(default, error.name, None)).lower()})"))
+        value = str(value_of(settings, key)).lower()
+        raise ConfigError(
+            f"algorithm.{key}={value}: {error.sentence}; with algorithm.name={settings.name} {way_out}"
+        ) from error
+    except AlgorithmError as error:
+        raise ConfigError(f"algorithm.name={settings.name}: {error}") from error
+
+
+def _spear_options(config: Config, clip: CovarianceClip) -> dict[str, Any]:
+    bonus, imitation = config.algorithm.bonus, config.algorithm.imitation
+    weights = {"none": None, "constant": constant(1.0), "cosine": cosine(1.0, 0.0, bonus.steps)}
+    return {
+        "bonus": weights[bonus.mode],
+        "bonus_of": tool_bonus if bonus.count == "turns" else distinct_tool_bonus,
+        "imitation": cosine(0.0, imitation.weight, imitation.warm_steps) if imitation.enabled else None,
+        "history_size": imitation.history,
+        "covariance": clip,
+        "draw_when": imitation.draw,
+        "baseline_per_family": imitation.per_family,
+        "seed": config.run.seed,
+    } | {name: getattr(imitation, name) for name in SAME}
+
+
+def engine_of(config: Config, *, folder: Path | None = None) -> HFEngine:
+    """The policy: from a checkpoint `folder`, or as engine.model says."""
+    _quiet()
+    if config.run.threads:
+        torch.set_num_threads(config.run.threads)
+    settings = config.engine
+    device = chosen_device(settings.device)
+    dtype = chosen_dtype(settings.dtype, device)
+    model, tokenizer, adapter = _model_of(config, folder)
+    processor = tokenizer if hasattr(tokenizer, "image_processor") else None
+    tokenizer = tokenizer if processor is None else processor.tokenizer
+    if processor is not None and settings.generator == "vllm":
+        raise ConfigError("engine.generator=vllm: it is not given pictures here; set engine.generator=native")
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(f"engine.model: the tokenizer of {settings.model} has no end token, so no answer would end")
+    sampler = _vllm_of(config, model, tokenizer, dtype) if settings.generator == "vllm" else None
+    with memory_for("loading the model", lambda: "set engine.dtype=bfloat16 or take a smaller model"):
+        return HFEngine(
+            model,
+            tokenizer,
+            sampling=sampling_of(config),
+            learning_rate=config.optim.learning_rate,
+            weight_decay=config.optim.weight_decay,
+            max_grad_norm=config.optim.max_grad_norm,
+            micro_batch_tokens=settings.micro_batch_tokens or None,
+            max_kept_tokens=settings.micro_batch_tokens or None,  # who sets it wants to bound the memory
+            device=device,
+            dtype=dtype,
+            packed={"auto": None, "packed": True, "padded": False}[settings.attention],
+            checkpointing=settings.checkpointing,
+            num_slots=min(config.rollout.num_tasks * config.rollout.group_size, 256),
+            slot_tokens=min(config.rollout.max_context, 2048) + config.rollout.max_new_tokens + 2,
+            adapter=adapter,
+            sampler=sampler,
+            processor=processor,
+            seed=config.run.seed,
+        )
+
+
+def policy_in_folder(config: Config, folder: Path) -> Any:
+    """The model that an engine saved, with its adapter if it has one."""
+    return _model_of(config, folder)[0]
+
+
+def _model_of(config: Config, folder: Path | None) -> tuple[Any, Any, Any]:
+    """(model, tokenizer or a vision-language model's processor, the adapter around the model or None)."""
+    settings, seed = config.engine, config.run.seed
+    if folder is not None:
+        rank = adapter_base(folder)[1] if is_adapter(folder) else 0
+        if config.run.resume and rank != settings.lora_rank:
+            raise ConfigError(f"engine.lora_rank={settings.lora_rank}: the run began with {rank}, which cannot change")
+        if not rank:
+            return *model_in_folder(folder, trust_remote_code=settings.trust_remote_code), None
+        model, tokenizer = model_under_adapter(folder, trust_remote_code=settings.trust_remote_code)
+        adapter = adapter_in_folder(model, folder)
+        return adapter.get_base_model(), tokenizer, adapter
+    if (Path(settings.model) / MANIFEST).is_file():  # a checkpoint, or what `spear sft` wrote
+        checked_manifest(Path(settings.model))
+    model, tokenizer = model_by_name(
+        settings.model, texts=partial(expert_texts, config), seed=seed, trust_remote_code=settings.trust_remote_code
+    )
+    if not settings.lora_rank:
+        return model, tokenizer, None
+    adapter = with_adapter(
+        model,
+        rank=settings.lora_rank,
+        alpha=2 * settings.lora_rank,
+        targets=settings.lora_targets,
+        name=tiny_name(settings.model, seed) if settings.model in TINY_SIZES else settings.model,
+        seed=seed,
+    )
+    return adapter.get_base_model(), tokenizer, adapter
+
+
+def _vllm_of(config: Config, model: Any, tokenizer: Any, dtype: torch.dtype) -> Any:
+    from spear_rl.engines.vllm import VLLMGenerator
+
+    rollout, share = config.rollout, config.engine.vllm_memory
+    with memory_for("starting vLLM", lambda: f"set engine.vllm_memory (it is {share}) to what the GPU has left"):
+        return VLLMGenerator(
+            model,
+            tokenizer,
+            sampling=sampling_of(config),
+            dtype=dtype,
+            gpu_memory_utilization=share,
+            max_model_len=rollout.max_context + rollout.max_new_tokens,
+            seed=config.run.seed,
+            trust_remote_code=config.engine.trust_remote_code,
+        )
+
+
+def _quiet() -> None:
+    """The console has a progress bar of its own."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()

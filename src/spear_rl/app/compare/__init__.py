@@ -1,0 +1,142 @@
+"""Runs side by side: arms over seeds, paired differences, curves. Reads run folders; knows neither torch nor Config."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spear_rl.app.compare.arms import Arm, arms_of, warnings_of
+from spear_rl.app.compare.estimates import Estimate, over_seeds, over_tasks, sign_test, t_quantile
+from spear_rl.app.compare.pairs import Pair, pairs_of
+from spear_rl.app.compare.plots import Curve, curve, curves_of, draw
+from spear_rl.app.compare.runs import WINDOW, RunRecord, load_run
+from spear_rl.errors import UserError
+from spear_rl.io.escaping import markdown, one_line
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+__all__ = [
+    "WINDOW", "Arm", "Comparison", "Curve", "Estimate", "Pair", "RunRecord", "arms_of", "compare", "comparison_of",
+    "curve", "draw", "load_run", "over_seeds", "over_tasks", "pairs_of", "sign_test", "t_quantile", "warnings_of",
+]  # fmt: skip
+
+_COLUMNS = (
+    "algorithm", "seeds", "success before", "success after (95 %)", "best reward", "last reward",
+    "entropy", "tool turns", "s/step", "replay fired",
+)  # fmt: skip
+_COLUMNS_NOTE = (
+    f"Rewards, entropy and tool turns are of training episodes, as means of {WINDOW} steps: the last, or the best. "
+    "Replay fired: share of steps that trained on stored episodes."
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything `compare` found; prints itself on a rich console."""
+
+    arms: list[Arm]
+    pairs: list[Pair]
+    warnings: list[str]
+    out: Path
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """A row of texts an arm, one under each of the columns."""
+        return [_cells(arm) for arm in self.arms]
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the table must know."""
+        notes = [_COLUMNS_NOTE, *(pair.text for pair in self.pairs)]
+        if len(self.pairs) > 1:
+            notes.append(
+                f"Each of these {len(self.pairs)} intervals is a 95 % one, not corrected for there being several."
+            )
+        return notes + [f"warning: {text}" for text in self.warnings]
+
+    @cached_property
+    def curves(self) -> dict[str, dict[str, Curve]]:
+        """Panel -> arm's label -> its curve, where it has one."""
+        return curves_of(self.arms)
+
+    def table(self) -> Table:
+        from rich.table import Table
+        from rich.text import Text
+
+        # Arms are columns: that fits 80 characters, which is also what a pipe gets. Text: [key=value] is no markup.
+        (corner, *labels), *rows = zip(_COLUMNS, *self.cells, strict=True)
+        table = Table(corner)
+        for label in labels:
+            table.add_column(Text(one_line(label)), justify="right", overflow="fold")
+        for name, *values in rows:
+            table.add_row(name, *map(Text, values))
+        return table
+
+    def markdown(self) -> str:
+        lines = [_COLUMNS, ["---"] + ["---:"] * (len(_COLUMNS) - 1), *self.cells]
+        table = ["| " + " | ".join(map(markdown, line)) + " |" for line in lines]
+        notes = [f"- {markdown(note)}" for note in self.notes]
+        return "\n".join(["# Comparison", "", *table, "", *notes, "", "![Curves](compare.png)", ""])
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "arms": [arm.as_dict() for arm in self.arms],
+            "pairs": [asdict(pair) | {"text": pair.text} for pair in self.pairs],
+            "warnings": self.warnings,
+            "curves": {n: {label: asdict(c) for label, c in lines.items()} for n, lines in self.curves.items()},
+        }
+
+    def __rich__(self) -> RenderableType:
+        from rich.console import Group
+        from rich.text import Text
+
+        texts = (Text(one_line(note), style="yellow" if note.startswith("warning") else "") for note in self.notes)
+        apart = (part for text in texts for part in (Text(), text))
+        return Group(self.table(), *apart, Text(f"\ncurves and all numbers are in {one_line(str(self.out))}"))
+
+
+def _cells(arm: Arm) -> list[str]:
+    def number(value: float | None, form: str) -> str:
+        return "-" if value is None else format(value, form)
+
+    after, numbers = arm.success_after, arm.as_dict()
+    wilson = " Wilson" if after and after.method.startswith("Wilson") else ""
+    return [
+        arm.label,
+        str(len(arm.seeds)),
+        number(arm.success_before, ".1%"),
+        f"{after.value:.1%} ({after.low:.1%} to {after.high:.1%}{wilson})" if after else "-",
+        number(numbers["best_reward"], ".3g"),
+        number(numbers["last_reward"], ".3g"),
+        number(numbers["entropy"], ".3f"),
+        number(numbers["tool_turns"], ".2f"),
+        number(numbers["seconds_a_step"], ".2f"),
+        number(numbers["replay_fired"], ".0%"),
+    ]
+
+
+def comparison_of(runs: Sequence[RunRecord], out: Path) -> Comparison:
+    """The comparison of runs, with nothing written yet."""
+    arms = arms_of(runs)
+    return Comparison(arms, pairs_of(arms), warnings_of(arms), out)
+
+
+def compare(run_dirs: Sequence[Path], out: Path) -> Comparison:
+    """Compare runs; writes compare.png, compare.md and compare.json into `out`."""
+    if not run_dirs:
+        raise UserError("there is no run to compare: name one or more run folders")
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file: name a folder for the comparison")
+    distinct = {path.resolve(): path for path in run_dirs}
+    found = comparison_of([load_run(path) for path in distinct.values()], out)
+    out.mkdir(parents=True, exist_ok=True)
+    draw(out / "compare.png", found.arms, found.curves)
+    (out / "compare.md").write_text(found.markdown(), "utf-8")
+    (out / "compare.json").write_text(json.dumps(found.as_dict(), indent=1, allow_nan=False) + "\n", "utf-8")
+    return found

@@ -1,0 +1,154 @@
+"""Runs as arms over seeds, and why arms may not be like for like. Knows which settings can change a result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from statistics import fmean
+from typing import Any
+
+from spear_rl.app.compare.estimates import Estimate, over_seeds
+from spear_rl.app.compare.runs import RunRecord
+
+_NO_EFFECT = ("engine.micro_batch_tokens", "eval.every")
+_SPEAR_ONLY = ("algorithm.bonus.", "algorithm.imitation.", "algorithm.covariance.replay")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Runs that differ in nothing but the seed."""
+
+    label: str
+    runs: list[RunRecord]
+
+    @property
+    def algorithm(self) -> str:
+        return self.runs[0].algorithm
+
+    @property
+    def base_algorithm(self) -> str:
+        """What SPEAR is put on: grpo, of grpo and of spear-grpo."""
+        return self.algorithm.removeprefix("spear-")
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({run.seed for run in self.runs})
+
+    def of_seed(self, seed: int) -> list[RunRecord]:
+        return [run for run in self.runs if run.seed == seed]
+
+    @cached_property
+    def after_by_seed(self) -> dict[int, float]:
+        """Seed -> success after; runs that repeat a seed are one seed, so they count as their mean."""
+        found = {s: [run.after.value for run in self.of_seed(s) if run.after] for s in self.seeds}
+        return {seed: fmean(values) for seed, values in found.items() if values}
+
+    @property
+    def success_before(self) -> float | None:
+        return _mean([run.before.value for run in self.runs if run.before])
+
+    @property
+    def success_after(self) -> Estimate | None:
+        if len(self.after_by_seed) > 1:
+            mean = over_seeds(list(self.after_by_seed.values()))
+            return Estimate(mean.value, max(mean.low, 0.0), min(mean.high, 1.0), mean.method)
+        return next((run.after for run in self.runs if run.after), None)
+
+    def last(self, key: str) -> float | None:
+        """The moving average at the end, averaged over runs."""
+        return _mean([list(s.values())[-1] for run in self.runs if (s := run.smoothed(key))])
+
+    def best(self, key: str) -> float | None:
+        return _mean([max(s.values()) for run in self.runs if (s := run.smoothed(key))])
+
+    def mean(self, key: str) -> float | None:
+        return _mean([fmean(s.values()) for run in self.runs if (s := run.series(key))])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every number of the table, and those of each run behind it."""
+        return {
+            "label": self.label,
+            "algorithm": self.algorithm,
+            "seeds": self.seeds,
+            "success_before": self.success_before,
+            "success_after": self.success_after and asdict(self.success_after),
+            "best_reward": self.best("rollout/reward"),
+            "last_reward": self.last("rollout/reward"),
+            "entropy": self.last("policy/entropy"),
+            "tool_turns": self.last("rollout/tool_turns"),
+            "seconds_a_step": self.mean("time/step"),
+            "replay_fired": self.mean("replay/fired"),
+            "runs": [
+                {"path": str(run.path), "seed": run.seed, "steps": max(run.rows) + 1, "note": run.note}
+                | {"success_before": run.before and run.before.value, "success_after": run.after and run.after.value}
+                for run in self.runs
+            ],
+        }
+
+
+def arms_of(runs: Sequence[RunRecord]) -> list[Arm]:
+    """Runs by algorithm, and by the settings in which runs of one algorithm differ; each base before its SPEAR."""
+    arms: dict[str, list[RunRecord]] = {}
+    for run in sorted(runs, key=lambda r: (r.seed, str(r.path))):
+        varying = _varying([other for other in runs if other.algorithm == run.algorithm])
+        own = ", ".join(f"{key}={_text(run.settings.get(key))}" for key in varying)
+        arms.setdefault(f"{run.algorithm} [{own}]" if own else run.algorithm, []).append(run)
+    return sorted(
+        (Arm(label, members) for label, members in arms.items()),
+        key=lambda arm: (arm.base_algorithm, arm.algorithm != arm.base_algorithm, arm.label),
+    )
+
+
+def _varying(runs: Sequence[RunRecord]) -> list[str]:
+    """The settings that can change a result and differ between runs of one algorithm."""
+    keys = sorted({key for run in runs for key in run.settings if _matters(key, run.algorithm)})
+    return [key for key in keys if len({_text(run.settings.get(key)) for run in runs}) > 1]
+
+
+def _matters(key: str, algorithm: str) -> bool:
+    """Whether a setting can change a run's result; the seed, which does, is left out."""
+    if key.startswith(_SPEAR_ONLY):
+        return algorithm.startswith("spear-")
+    return key == "run.steps" or not key.startswith(("run.", *_NO_EFFECT))
+
+
+def warnings_of(arms: Sequence[Arm]) -> list[str]:
+    """Every reason why the arms are not like for like."""
+    said = [f"{run.path} is {run.note}; its arm's curves stop there" for arm in arms for run in arm.runs if run.note]
+    for arm in arms:
+        repeated = [seed for seed in arm.seeds if len(arm.of_seed(seed)) > 1]
+        if repeated:
+            said.append(
+                f"{arm.label} has several runs of seed {_listed(repeated)}: they count as one seed, by their mean"
+            )
+    said += _unlike("seeds are", {arm.label: _listed(arm.seeds) for arm in arms})
+    for key in sorted({key for arm in arms for key in arm.runs[0].settings} - {"algorithm.name"}):
+        is_in_labels = key.startswith("algorithm.") and any(f"{key}=" in arm.label for arm in arms)
+        if not is_in_labels:
+            concerned = [arm for arm in arms if _matters(key, arm.algorithm)]
+            said += _unlike(f"{key} is", {arm.label: _text(arm.runs[0].settings.get(key)) for arm in concerned})
+    return said
+
+
+def _unlike(subject: str, values: Mapping[str, str]) -> Iterator[str]:
+    """The warning that a value, given as arm's label -> text, differs between arms, if it does."""
+    labels: dict[str, list[str]] = {}
+    for label, value in values.items():
+        labels.setdefault(value, []).append(label)
+    if len(labels) > 1:
+        parts = (f"{value} in {', '.join(having)}" for value, having in labels.items())
+        yield f"not like for like: {subject} {'; '.join(parts)}"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else "unset" if value is None else json.dumps(value)
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None

@@ -1,0 +1,100 @@
+"""Differences between arms, paired by seed and by task, and what may be said of them. Knows no files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import fmean
+
+from spear_rl.app.compare.arms import Arm
+from spear_rl.app.compare.estimates import Estimate, over_seeds, over_tasks, sign_test
+from spear_rl.app.compare.runs import RunRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """`arm` minus `base` over the seeds both have."""
+
+    arm: str
+    base: str
+    seeds: list[int]
+    """With a success after in both."""
+    difference: Estimate | None
+    """Of success after, over seeds; None with fewer than two."""
+    per_task: Estimate | None
+    """Of success after, over the tasks both were evaluated on."""
+    better: int
+    """Tasks `arm` solves more often."""
+    worse: int
+    sign_test_p: float | None
+
+    @property
+    def text(self) -> str:
+        said = f"{self.arm} minus {self.base}: {self._over_seeds()}"
+        if self.per_task is None or self.sign_test_p is None:
+            return said
+        return (
+            f"{said} Task by task: {_points(self.per_task)} over the tasks both played, "
+            f"{self.better} better, {self.worse} worse, sign test p = {self.sign_test_p:.2g}; "
+            "this speaks of these trained policies, not of training again."
+        )
+
+    def _over_seeds(self) -> str:
+        if not self.seeds:
+            return "no seed with a success after in both, so nothing can be paired."
+        if self.difference is None:
+            return "1 seed in common, too few to say anything about the algorithms."
+        points, verdict = _points(self.difference), _verdict(self.difference)
+        return f"success after {points} over {len(self.seeds)} seeds in common (95 % t-interval): {verdict}."
+
+
+def pairs_of(arms: Sequence[Arm]) -> list[Pair]:
+    """Arms of one base algorithm with each other, so spear-x with x; one without a partner with the first."""
+    pairs = [(arm, base) for base, arm in combinations(arms, 2) if arm.base_algorithm == base.base_algorithm]
+    partnered = {arm.label for pair in pairs for arm in pair}
+    first = next((arm for arm in arms if arm.label in partnered), arms[0])
+    pairs += [(arm, first) for arm in arms if arm is not first and arm.label not in partnered]
+    return [_pair(arm, base) for arm, base in pairs]
+
+
+def _pair(arm: Arm, base: Arm) -> Pair:
+    mine, its = arm.after_by_seed, base.after_by_seed
+    seeds = sorted(mine.keys() & its.keys())
+    tasks: dict[str, list[float]] = {}
+    for seed in seeds:
+        own, other = _solved(arm.of_seed(seed)), _solved(base.of_seed(seed))
+        for task in sorted(own.keys() & other.keys()):
+            tasks.setdefault(task, []).append(own[task] - other[task])
+    differences = [fmean(values) for values in tasks.values()]
+    better, worse = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
+    return Pair(
+        arm=arm.label,
+        base=base.label,
+        seeds=seeds,
+        difference=over_seeds([mine[s] - its[s] for s in seeds]) if len(seeds) > 1 else None,
+        per_task=over_tasks(differences) if differences else None,
+        better=better,
+        worse=worse,
+        sign_test_p=sign_test(better, worse) if differences else None,
+    )
+
+
+def _solved(runs: Sequence[RunRecord]) -> dict[str, float]:
+    shares: dict[str, list[float]] = {}
+    for run in runs:
+        for task, share in run.solved.items():
+            shares.setdefault(task, []).append(share)
+    return {task: fmean(values) for task, values in shares.items()}
+
+
+def _verdict(d: Estimate) -> str:
+    if d.high - d.low < 1e-9:  # rounding leaves a width of 1e-16, on which any verdict would be nonsense
+        return "all seeds differ by the same amount, so this interval says nothing"
+    if d.low <= 0 <= d.high:
+        return "no difference shown"
+    return "higher" if d.low > 0 else "lower"
+
+
+def _points(d: Estimate) -> str:
+    return f"{100 * d.value:+.1f} points ({100 * d.low:+.1f} to {100 * d.high:+.1f})"

@@ -1,0 +1,206 @@
+"""`spear doctor`: what this machine has, what a configuration will use of it, and whether it fits into memory."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spear_rl.app.config import Config
+from spear_rl.engines.device import chosen_device, chosen_dtype
+from spear_rl.engines.memory import GIB, OVERHEAD, Footprint, automatic_tokens, fitting_tokens, footprint, free_bytes
+from spear_rl.engines.models.load import loading_error
+from spear_rl.engines.models.lora import adapter_base, is_adapter, is_linear
+from spear_rl.engines.models.tiny import TINY_SIZES
+from spear_rl.engines.packed.attention import can_pack, has_kernel
+from spear_rl.errors import ConfigError
+from spear_rl.sandbox import Interpreter, SandboxUnavailable
+
+PACKAGES = (
+    "spear-rl", "torch", "transformers", "tokenizers", "triton", "peft", "vllm", "trl", "verl", "textworld", "alfworld",
+)  # fmt: skip
+
+SMOLLM2 = {
+    "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+    "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152, "tie_word_embeddings": True,
+}  # fmt: skip
+"""The shape of the built-in model, so that nothing needs to be loaded to judge it."""
+
+
+def machine() -> Iterator[tuple[str, str]]:
+    """(what, value) of the machine and its software."""
+    yield "python", platform.python_version()
+    yield "processor", f"{platform.machine()}, {os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads"
+    yield "memory", f"{_host_memory() / GIB:.0f} GiB"
+    yield "compiler", shutil.which("cc") or "none: nothing can be compiled (Triton and torch.compile need one)"
+    if not torch.cuda.is_available():
+        why = "torch was built without CUDA" if torch.version.cuda is None else "torch sees none"
+        yield "GPU", f"none ({why})"
+    for number in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(number)
+        name, capability = torch.cuda.get_device_name(number), torch.cuda.get_device_capability(number)
+        yield (
+            f"GPU {number}",
+            f"{name}, {free / GIB:.0f} of {total / GIB:.0f} GiB free, capability {capability[0]}.{capability[1]}, "
+            f"CUDA {torch.version.cuda}",
+        )
+    for package in PACKAGES:
+        yield package, _version(package)
+
+
+def sandbox() -> Iterator[tuple[str, str]]:
+    """(what, value) of the isolation of untrusted code here."""
+    try:
+        with Interpreter(packages=(), spares=0) as interpreter:
+            for name, value in interpreter.features.items():
+                yield f"sandbox {name}", value
+    except SandboxUnavailable as error:
+        yield "sandbox", str(error)
+
+
+def engine(config: Config) -> Iterator[tuple[str, str]]:
+    """(what, value) of the way this configuration would run here."""
+    settings = config.engine
+    device = chosen_device(settings.device)
+    dtype = chosen_dtype(settings.dtype, device)
+    trusted = settings.trust_remote_code
+    model = None if settings.model in TINY_SIZES else empty_model(settings.model, trust_remote_code=trusted)
+    packed = _packs(config, model, device, dtype)
+    yield "model", settings.model if model is None else f"{settings.model} ({type(model).__name__})"
+    yield "device", str(device)
+    yield "dtype", f"{str(dtype).removeprefix('torch.')}, weights learned in float32"
+    if packed:
+        way = "packed: rows end to end, flash kernels" if device.type == "cuda" else "packed (slow on a CPU)"
+    elif model is not None and not can_pack(model):
+        way = f"padded: {type(model).__name__} does not leave plain causal attention to us"
+    else:
+        way = "padded: scaled_dot_product_attention"
+    yield "attention", way
+    if settings.generator == "vllm":
+        has_it = find_spec("vllm") is not None
+        yield "generation", "vLLM, in this process" if has_it else "vLLM, which is not installed: spear-rl[vllm]"
+    else:
+        yield "generation", "streamed, captured in CUDA graphs" if packed else "batch by batch"
+    trained = f"an adapter of rank {settings.lora_rank}" if settings.lora_rank else "all weights"
+    yield "trained", trained + (", activations recomputed" if settings.checkpointing else "")
+
+
+def estimate(config: Config, *, free: int | None = None) -> tuple[Footprint, int, int]:
+    """(what training takes at most, bytes there are, the largest engine.micro_batch_tokens that fits; 0 if none does).
+
+    The footprint is that of engine.micro_batch_tokens, or of what automatic would choose.
+    """
+    settings = config.engine
+    device = chosen_device(settings.device)
+    dtype = chosen_dtype(settings.dtype, device)
+    model = empty_model(settings.model, trust_remote_code=settings.trust_remote_code)
+    packed = _packs(config, model, device, dtype)
+    weights, trained = _num_weights(model, settings.lora_rank, settings.lora_targets)
+    is_gpu = device.type == "cuda"
+    if free is None:
+        free = free_bytes(device) - int(OVERHEAD * GIB if is_gpu else 0)
+    if settings.generator == "vllm" and is_gpu:
+        free -= int(settings.vllm_memory * torch.cuda.mem_get_info(device)[1])
+
+    def taken(tokens: int) -> Footprint:
+        return footprint(
+            model.config,
+            num_weights=weights,
+            num_trained=trained,
+            dtype=dtype,
+            kept_tokens=tokens,
+            num_slots=min(config.rollout.num_tasks * config.rollout.group_size, 256) if packed else 0,
+            slot_tokens=config.rollout.max_context + config.rollout.max_new_tokens,
+            compiled=packed and is_gpu,
+            checkpointing=settings.checkpointing,
+            device_type=device.type,
+        )
+
+    base = taken(1024)
+    room = free - (base.total - base.activations - base.logits + taken(1 << 20).logits)
+    a_token = base.activations / 1024
+    most = fitting_tokens(room, a_token, share=0.9, most=1 << 20) if room * 0.9 > base.activations else 0
+    automatic = max(automatic_tokens(max(room, 0), a_token, device.type))
+    return taken(settings.micro_batch_tokens or automatic), free, most
+
+
+def model_config(name: str, *, trust_remote_code: bool = False) -> Any:
+    """The transformers configuration of a model, without its weights."""
+    from transformers import AutoConfig
+
+    if is_adapter(Path(name)):
+        name = adapter_base(Path(name))[0].partition(":")[0]
+    if name in TINY_SIZES:
+        raise ConfigError(f"engine.model={name} takes a few megabytes; name smollm2 or a transformers folder")
+    if name == "smollm2":
+        shape = dict(SMOLLM2)
+        return AutoConfig.for_model(shape.pop("model_type"), **shape)
+    if not Path(name).is_dir():
+        raise ConfigError(f"engine.model: {name!r} is no folder and no built-in model")
+    try:
+        return AutoConfig.from_pretrained(name, local_files_only=True, trust_remote_code=trust_remote_code)
+    except Exception as error:  # a folder can be wrong in as many ways as there are loaders
+        raise loading_error(name, error, "has no readable config") from error
+
+
+def empty_model(name: str, *, trust_remote_code: bool = False) -> Any:
+    """A model with sizes but no content, which takes no memory."""
+    from transformers import AutoModelForCausalLM
+
+    config = model_config(name, trust_remote_code=trust_remote_code)
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise loading_error(name, error, "is no causal language model") from error
+
+
+def advice(config: Config, taken: Footprint, free: int, most: int) -> str:
+    """One sentence: it fits, or what to set so that it does."""
+    if taken.total <= free:
+        return f"fits: {taken.total / GIB:.1f} of {free / GIB:.1f} GiB"
+    if most:
+        return f"does not fit: set engine.micro_batch_tokens={most}"
+    if not config.engine.checkpointing:
+        return "does not fit: set engine.checkpointing=true and ask again"
+    if not config.engine.lora_rank:
+        return "does not fit: set engine.lora_rank=16 and ask again"
+    return "does not fit: take a smaller model or a larger machine"
+
+
+def _packs(config: Config, model: Any, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether rows would be laid end to end; the engine itself also tries it out."""
+    asked = config.engine.attention
+    return asked == "packed" or (asked == "auto" and has_kernel(device, dtype) and (model is None or can_pack(model)))
+
+
+def _num_weights(model: Any, lora_rank: int, lora_targets: Sequence[str]) -> tuple[int, int]:
+    """(all, trained) parameters."""
+    weights = sum(p.numel() for p in model.parameters())
+    if not lora_rank:
+        return weights, weights
+    head = model.get_output_embeddings()
+    trained = 0
+    for name, module in model.named_modules():
+        is_named = any(f".{name}".endswith(f".{target}") for target in lora_targets)
+        if is_linear(module) and (is_named if lora_targets else module is not head):
+            trained += lora_rank * sum(module.weight.shape)
+    return weights + trained, trained
+
+
+def _host_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,247 @@
+"""What a run is set to: stored in its folder and in every checkpoint, and what of it a resume may change."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from spear_rl.app.config import Config, check, flat, load, merged, override, resolved, to_toml, update
+from spear_rl.errors import CheckpointError, ConfigError
+from spear_rl.io.files import is_leftover
+from spear_rl.io.lock import LOCK, locked
+from spear_rl.settings.names import split_name
+
+Verb = Literal["train", "sft"]
+
+CONFIG = "config.toml"
+_END = "# end of settings, written by spear "
+"""Then the verb: without this line a file was cut off."""
+
+FIXED = (
+    "run.seed", "task.env", "task.options", "engine.model", "engine.lora_rank", "engine.lora_targets",
+    "rollout.layout", "rollout.detail", "algorithm.name", "algorithm.imitation.enabled",
+    "algorithm.imitation.per_family", "algorithm.imitation.keep_step_part", "algorithm.covariance.on_policy",
+)  # fmt: skip
+"""What a run keeps from its first start to its end: what it is, and the shape of its state."""
+
+_PLACE = ("run.dir", "run.resume")
+"""A folder may be moved, and is resumed or not: no setting of the training itself."""
+
+_ONLY_FOR = {
+    "algorithm.bonus.": "spear", "algorithm.imitation.": "spear", "algorithm.covariance.replay": "spear",
+    "algorithm.keep_groups": "dr-bot", "algorithm.max_length": "dr-bot",
+}  # fmt: skip
+"""Prefix of a setting -> the wrapper it belongs to. Settings of a base are checked when the algorithm is built."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a run begins."""
+
+    checkpoint: Path | None = None
+    step: int = 0
+    notes: list[str] = field(default_factory=list)
+    """Notes to print."""
+
+
+@contextlib.contextmanager
+def opened(source: str | None, overrides: Sequence[str], *, verb: Verb) -> Iterator[tuple[Config, list[str]]]:
+    """The configuration of a command, and what to say about it; holds the folder of a run that is resumed.
+
+    A resumed run goes on with its stored settings; overrides given now change them, a preset named now does not.
+    """
+    asked = merged(source, overrides)
+    run_dir = Path(asked.run.dir)
+    if not asked.run.resume:
+        yield load(source, overrides), []
+        return
+    _check_there(run_dir)
+    with locked(run_dir):
+        config = stored(run_dir, verb).config
+        override(config, overrides)
+        config.run.dir, config.run.resume = asked.run.dir, True
+        config = resolved(config)
+        notes = []
+        if source:
+            differing = [key for key, _, _ in differences(config, resolved(asked))]
+            if differing:
+                kept = f"the run's own settings are kept; {source} differs in {', '.join(differing)}"
+                notes.append(f"{kept}: give what should change as section.key=value")
+        yield config, notes
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A run folder's settings."""
+
+    config: Config
+    """Those to go on with: the newest checkpoint's, with what was changed in config.toml since."""
+    saved: Config
+    """Those of the newest checkpoint."""
+    checkpoint: Path | None
+    step: int
+    notes: list[str]
+
+
+def stored(run_dir: Path, verb: Verb | None = None) -> Stored:
+    """A run's own settings, of config.toml and its newest checkpoint; refused where neither can be read."""
+    from spear_rl.train.checkpoint import checked_manifest, checkpoints
+
+    found = checkpoints(run_dir / "checkpoints")
+    manifest = checked_manifest(found[-1]) if found else {}
+    path = run_dir / CONFIG
+    table, fault, begun_by = _read(path)
+    if verb and begun_by not in ("", verb):
+        raise CheckpointError(f"run.resume: {run_dir} was begun by `spear {begun_by}`: go on with that command")
+    notes = []
+    if text := manifest.get("settings"):
+        saved, config = _config_of(tomllib.loads(text), found[-1]), _config_of(tomllib.loads(text), found[-1])
+        if fault:
+            notes.append(f"{path} {fault}: settings are taken from {found[-1].name}")
+        else:
+            update(config, table)
+    elif fault:
+        whose = f"{found[-1].name} is of an older format without settings" if found else "there is no checkpoint"
+        advice = "restore config.toml or start anew in another run.dir"
+        raise CheckpointError(f"{path} {fault}, and {whose}; {advice}")
+    else:
+        saved, config = _config_of(table, path), _config_of(table, path)
+        if found:
+            notes.append(f"{found[-1].name} is of an older format: settings are those of {CONFIG} alone")
+    step = int(manifest["step"]) if found else 0
+    return Stored(config, saved, found[-1] if found else None, step, notes)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is one that `spear train` or `spear sft` wrote."""
+    return (folder / CONFIG).is_file() or (folder / "checkpoints").is_dir()
+
+
+def stored_with(run_dir: Path, overrides: Sequence[str], *, folder: Path) -> Config:
+    """A run's own settings with some of them changed, to do something else than go on: its config.toml's.
+
+    Args:
+        folder: a checkpoint of the run, or the run itself, for the settings if config.toml cannot be read.
+    """
+    table, fault, _ = _read(run_dir / CONFIG)
+    if fault:
+        from spear_rl.train.checkpoint import MANIFEST, checked_manifest
+
+        known = checked_manifest(folder).get("settings") if (folder / MANIFEST).is_file() else None
+        config = _config_of(tomllib.loads(known), folder) if known else stored(run_dir).config
+    else:
+        config = _config_of(table, run_dir / CONFIG)
+    override(config, overrides)
+    return resolved(config)
+
+
+def start_of(config: Config, *, verb: Verb) -> Start:
+    """Where a run goes on, all checked, or a new start; writes nothing. The caller holds the folder."""
+    run_dir = Path(config.run.dir)
+    if not config.run.resume:
+        if os.path.isdir(run_dir) and any(name != LOCK and not is_leftover(name) for name in os.listdir(run_dir)):
+            raise ConfigError(
+                f"run.dir: {run_dir} is not empty; set run.resume=true to go on, or choose another folder"
+            )
+        return Start()
+    _check_there(run_dir)
+    own = stored(run_dir, verb)
+    if verb == "sft" and (run_dir / "model").exists():
+        raise ConfigError(f"run.resume: the cold start in {run_dir} is finished: engine.model={run_dir / 'model'}")
+    metrics = run_dir / "metrics.jsonl"
+    if own.checkpoint is None and metrics.exists() and metrics.stat().st_size:
+        raise CheckpointError(
+            f"run.resume: {run_dir} has logged steps but its checkpoints/ is gone; start anew elsewhere"
+        )
+    changed = differences(own.saved, config)
+    _check_changes(changed, config, has_begun=own.checkpoint is not None)
+    if own.step > config.run.steps:
+        raise ConfigError(f"run.steps={config.run.steps}: the run has already taken {own.step} steps")
+    notes = own.notes + [f"changed: {key} {_shown(old)} -> {_shown(new)}" for key, old, new in changed]
+    if own.checkpoint is None:
+        notes.append("the run was stopped before its first checkpoint: it starts over")
+    elif own.step == config.run.steps:
+        notes.append(f"all {own.step} steps are taken: set run.steps higher to go on")
+    return Start(own.checkpoint, own.step, notes)
+
+
+def differences(one: Config, other: Config) -> list[tuple[str, Any, Any]]:
+    """(setting, its value in one, its value in the other), where they differ."""
+    values = flat(other)
+    return [(key, v, values[key]) for key, v in flat(one).items() if key not in _PLACE and v != values[key]]
+
+
+def settings_text(config: Config, verb: Verb) -> str:
+    """What config.toml holds; checked to be read back as it is."""
+    text = to_toml(config) + f"{_END}{verb}\n"
+    again = Config()
+    try:
+        text.encode()
+        update(again, tomllib.loads(text))
+    except (ValueError, ConfigError) as error:
+        raise ConfigError(f"the settings cannot be written to {CONFIG}: {error}") from error
+    if to_toml(again) != to_toml(config):
+        differing = ", ".join(key for key, _, _ in differences(config, again)) or "run.dir"
+        raise ConfigError(f"{differing}: the value cannot be written to {CONFIG} and read back")
+    return text
+
+
+def _check_there(run_dir: Path) -> None:
+    if os.path.lexists(run_dir) and not os.path.isdir(run_dir):
+        raise ConfigError(f"run.dir: {run_dir} is not a folder")
+    if not any(os.path.lexists(run_dir / name) for name in (CONFIG, "checkpoints", "metrics.jsonl")):
+        raise CheckpointError(f"run.resume: {run_dir} holds no run; leave out run.resume to start one")
+
+
+def _check_changes(changed: Sequence[tuple[str, Any, Any]], config: Config, *, has_begun: bool) -> None:
+    """Refuse what cannot change any more, and what would change nothing."""
+    for key, old, new in changed:
+        if key in FIXED:
+            raise ConfigError(f"{key}={_shown(new)}: the run began with {_shown(old)}, which cannot change")
+        if has_begun and key.startswith("sft."):
+            raise ConfigError(f"{key}={_shown(new)}: the cold start is over (with {_shown(old)}), so it cannot change")
+        wrapper = next((name for prefix, name in _ONLY_FOR.items() if key.startswith(prefix)), None)
+        if wrapper and wrapper not in split_name(config.algorithm.name)[0]:
+            raise ConfigError(f"{key}={_shown(new)}: {config.algorithm.name} has no such setting, so leave it out")
+        has_reference = os.path.isdir(Path(config.run.dir) / "reference")
+        if has_begun and key == "algorithm.kl" and new and not has_reference:
+            raise ConfigError(f"{key}={_shown(new)}: the run began without a reference policy, so it stays 0")
+
+
+def _read(path: Path) -> tuple[dict[str, Any], str, str]:
+    """(settings, what is wrong with the file or "", the verb that wrote it or "")."""
+    try:
+        text = path.read_bytes().decode("utf-8")
+        table = tomllib.loads(text)
+    except FileNotFoundError:
+        return {}, "is missing", ""
+    except OSError as error:
+        return {}, f"cannot be read: {error.strerror}", ""
+    except ValueError as error:
+        return {}, f"is damaged ({error})", ""
+    last = text.rstrip("\n").rpartition("\n")[2]
+    if last.startswith(_END) and last.removeprefix(_END) in ("train", "sft"):
+        return table, "", last.removeprefix(_END)
+    # Files of earlier versions have no such line; eval.temperature was their last setting.
+    if text.endswith("\n") and "temperature" in table.get("eval", {}):
+        return table, "", ""
+    return {}, "was cut off", ""
+
+
+def _config_of(table: dict[str, Any], place: Path) -> Config:
+    config = Config()
+    try:
+        update(config, table)
+        check(config)
+    except ConfigError as error:
+        raise CheckpointError(f"the settings of {place} are not those of this version: {error}") from error
+    return resolved(config)
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

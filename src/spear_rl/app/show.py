@@ -1,0 +1,98 @@
+"""As text: an algorithm field by field; a run folder with its last numbers, episodes, and why a turn did not train."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from spear_rl.app.config import load, presets
+from spear_rl.errors import UserError
+from spear_rl.io.escaping import indented
+from spear_rl.io.jsonl import read_rows, spans
+
+
+def algorithm_overview(name: str | None, overrides: Sequence[str]) -> str:
+    """An algorithm, by its name or as a preset or TOML file sets it: one line per field, records inside it included."""
+    from spear_rl.app.build_training import algorithm_of
+
+    is_source = name in presets() or Path(name or "").is_file()
+    chosen = [f"algorithm.name={name}"] if name and not is_source else []
+    config = load(name if is_source else None, [*chosen, *overrides])
+    rows = [("algorithm", config.algorithm.name), *_rows(algorithm_of(config), "")]
+    width = max(len(path) for path, _ in rows)
+    return "\n".join(f"{path:{width}s}  {value}" for path, value in rows)
+
+
+def _rows(record: Any, path: str) -> Iterator[tuple[str, str]]:
+    for entry in fields(record):
+        value, key = getattr(record, entry.name), f"{path}{entry.name}"
+        if not entry.repr:
+            continue  # state, not a setting
+        parts = value if isinstance(value, tuple) else (value,)
+        yield key, ", ".join(map(_worded, parts)) or "none"
+        for part in parts:
+            if is_dataclass(part):
+                yield from _rows(part, f"{key}.{type(part).__name__}." if isinstance(value, tuple) else f"{key}.")
+
+
+def _worded(value: Any) -> str:
+    from spear_rl.algorithms.base import label
+
+    if callable(value) or is_dataclass(value):
+        return label(value)
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def run_overview(run_dir: Path, *, num_episodes: int = 1) -> str:
+    """What a person wants to see first of a run; lines that cannot be read are named and left out."""
+    if not (run_dir / "config.toml").is_file():
+        raise UserError(f"{run_dir} is no run folder: it has no config.toml")
+    try:
+        return "\n".join(_lines(run_dir, num_episodes))
+    except OSError as error:
+        raise UserError(f"{error.filename or run_dir} cannot be read: {error.strerror}") from error
+
+
+def _lines(run_dir: Path, num_episodes: int) -> list[str]:
+    lines = [f"run {run_dir}"]
+    summary = run_dir / "summary.json"
+    unfinished = ["unfinished: no summary.json yet"]
+    lines += summary.read_text("utf-8", errors="replace").splitlines() if summary.is_file() else unfinished
+    rows = read_rows(run_dir / "metrics.jsonl")
+    lines += rows.sentences("metrics.jsonl")
+    if rows.by_step:
+        step, row = list(rows.by_step.items())[-1]
+        lines += ["", f"step {step}:"]
+        lines += [f"  {name:32s} {_number(value)}" for name, value in row.items() if name != "step"]
+        missing = [number for number in range(step) if number not in rows.by_step]
+        lines += [f"metrics.jsonl lacks the rows of steps {spans(missing)}"] if missing else []
+    dumps = sorted((run_dir / "trajectories").glob("*.jsonl"))
+    for number, text in enumerate(dumps[-1].read_bytes().splitlines()[:num_episodes] if dumps else [], start=1):
+        try:
+            lines += ["", *_episode(json.loads(text))]
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            lines += ["", f"{dumps[-1].name}, line {number} is damaged or was cut off"]
+    return [indented(line) for line in lines]
+
+
+def _episode(episode: dict[str, Any]) -> list[str]:
+    outcome = "solved" if episode["success"] else "not solved"
+    lines = [
+        f"{episode['task']} at step {episode['step']}: {outcome}, reward {episode['reward']:g} ({episode['stop']})"
+    ]
+    for turn in episode["turns"]:
+        marks = [f"advantage {turn['advantage']:.3g}"] if "advantage" in turn else []
+        marks += [f"invalid: {turn['invalid']}"] if "invalid" in turn else []
+        marks += [f"did not train: {turn['dropped']}"] if "dropped" in turn else []
+        lines += [f"  {turn['observation']}", f"  > {turn['text']}    [{'; '.join(marks)}]"]
+    return lines
+
+
+def _number(value: Any) -> str:
+    try:
+        return f"{value:.5g}"
+    except (TypeError, ValueError, OverflowError):
+        return str(value)

@@ -1,0 +1,222 @@
+"""The verbs that train: a whole run, a cold start; what they read and leave on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import random
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spear_rl.app.build_rollout import Player, sampling_of, tasks_of
+from spear_rl.app.build_training import algorithm_of, engine_of, policy_in_folder
+from spear_rl.app.config import Config, resolved
+from spear_rl.app.resume import CONFIG, Start, settings_text, start_of
+from spear_rl.app.versions import versions
+from spear_rl.engines.base import NonFiniteLossError
+from spear_rl.engines.device import chosen_device
+from spear_rl.engines.hf import HFEngine
+from spear_rl.errors import UserError
+from spear_rl.io.files import is_leftover, remove_folder, write_whole, writing
+from spear_rl.io.jsonl import flush_rows, mend_rows
+from spear_rl.io.lock import locked
+from spear_rl.rollout.env import Task
+from spear_rl.train.callbacks import Callback, Event
+from spear_rl.train.checkpoint import MANIFEST, checked_manifest, remove_leftovers, write_folder
+from spear_rl.train.cold_start import cold_start, warmup_then_cosine
+from spear_rl.train.evaluate import Evaluation, evaluation, merged
+from spear_rl.train.loop import MAX_WEIGHT, TaskOrder, Trainer
+from spear_rl.train.sampling_correction import corrected
+from spear_rl.train.step import timed
+from spear_rl.types import Group, Metrics
+
+
+def evaluated(
+    config: Config, engine: HFEngine, player: Player, tasks: Sequence[Task], *, step: int, num_episodes: int = 1
+) -> Evaluation:
+    """`num_episodes` of every task, a panel after the other, from a random stream of its own."""
+    sampling = sampling_of(config, temperature=config.eval.temperature)
+    generator = engine.evaluation_generator(sampling, seed=config.run.seed + 7919)
+    # A panel at a time: all episodes at once would need as many times the memory.
+    rounds = [
+        player.groups(tasks, generator, group_size=1, step=step, max_turns=config.eval.max_turns)
+        for _ in range(num_episodes)
+    ]
+    engine.sync()
+    return evaluation(merged(rounds))
+
+
+def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
+    """A whole run: cold start, RL, evaluations, checkpoints; its summary, which is also in run.dir/summary.json."""
+    config = resolved(config)
+    run_dir = Path(config.run.dir)
+    settings, algorithm = settings_text(config, "train"), algorithm_of(config)
+    with locked(run_dir):
+        start = start_of(config, verb="train")
+        panel = tasks_of(config, "train")
+        held_out = tasks_of(config, config.eval.split, count=config.eval.tasks) if config.eval.tasks else []
+        engine = engine_of(config, folder=start.checkpoint)
+        with Player(config, engine.tokenizer, processor=engine.processor) as player:
+            order = TaskOrder(panel, num_tasks=config.rollout.num_tasks, seed=config.run.seed)
+            trainer = Trainer(
+                run_dir=run_dir,
+                engine=engine,
+                algorithm=algorithm,
+                collect=partial(_collected, config, engine, player, order),
+                evaluate=lambda step: evaluated(config, engine, player, held_out, step=step) if held_out else None,
+                learning_rate=_learning_rate(config),
+                rng=random.Random(f"replay/{config.run.seed}"),
+                num_minibatches=config.optim.num_minibatches,
+                checkpoint_every=config.run.checkpoint_every,
+                trajectories_every=config.run.trajectories_every,
+                eval_every=config.eval.every,
+                callbacks=callbacks,
+                settings=settings,
+            )
+            if start.checkpoint is None:
+                _open(run_dir, settings, start, callbacks)
+                _begin(config, trainer, player, panel)
+            else:
+                _take_up(config, trainer, start.checkpoint)
+                _open(run_dir, settings, start, callbacks)  # only now: what cannot go on leaves the folder as it was
+            trainer.run(config.run.steps)
+        summary = _summary(config, trainer.step, trainer.before, trainer.latest, trainer.seconds)
+        _close(run_dir, summary)
+    return summary
+
+
+def _begin(config: Config, trainer: Trainer, player: Player, panel: Sequence[Task]) -> None:
+    """Bring a new policy to where RL starts."""
+    engine = trainer.engine
+    if config.sft.episodes:
+        with timed("time/sft", trainer.seconds):
+            cold_start_from(config, engine, player, panel, trainer.callbacks)
+    engine.reset_optimizer(config.optim.learning_rate)
+    if getattr(trainer.algorithm.loss, "kl", 0.0):
+        folder = trainer.run_dir / "reference"
+        write_folder(folder, engine.save, {"step": 0})
+        engine.set_reference(policy_in_folder(config, folder))
+
+
+def _take_up(config: Config, trainer: Trainer, checkpoint: Path) -> None:
+    """Bring a run to where its checkpoint was written; the weights were loaded with the engine."""
+    trainer.engine.reset_optimizer(config.optim.learning_rate)
+    if getattr(trainer.algorithm.loss, "kl", 0.0):
+        folder = trainer.run_dir / "reference"
+        if (folder / MANIFEST).exists():  # earlier versions wrote none
+            checked_manifest(folder)
+        trainer.engine.set_reference(policy_in_folder(config, folder))
+    trainer.restore(checkpoint)
+
+
+def sft_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
+    """A cold start alone: run.dir/model is the result, a plain transformers folder for engine.model."""
+    config = resolved(config)
+    run_dir = Path(config.run.dir)
+    settings = settings_text(config, "sft")
+    with locked(run_dir):
+        start = start_of(config, verb="sft")
+        held_out = tasks_of(config, config.eval.split, count=config.eval.tasks) if config.eval.tasks else []
+        engine = engine_of(config)
+        _open(run_dir, settings, start, callbacks)
+        seconds: Metrics = {}
+        with Player(config, engine.tokenizer, processor=engine.processor) as player:
+            before = evaluated(config, engine, player, held_out, step=0) if held_out else None
+            with timed("time/sft", seconds):
+                metrics = cold_start_from(config, engine, player, tasks_of(config, "train"), callbacks)
+            after = evaluated(config, engine, player, held_out, step=0) if held_out else None
+        summary = _summary(config, 0, before, after, seconds) | {"algorithm": "sft", "loss": metrics["sft/loss"]}
+        _close(run_dir, summary)
+        write_folder(run_dir / "model", engine.save, {"step": 0, "settings": settings})  # last: it says all is done
+    return summary
+
+
+def cold_start_from(
+    config: Config, engine: HFEngine, player: Player, panel: Sequence[Task], callbacks: Sequence[Callback]
+) -> Metrics:
+    """Supervised learning on sft.episodes expert episodes of the training panel."""
+
+    def tell(done: int, total: int, metrics: Metrics) -> None:
+        for callback in callbacks:
+            callback(Event("sft", done, total, metrics))
+
+    engine.reset_optimizer(config.sft.learning_rate)
+    try:
+        metrics = cold_start(
+            engine,
+            player.demonstrations(panel, config.sft.episodes),
+            epochs=config.sft.epochs,
+            batch_size=config.sft.batch_size,
+            learning_rate=config.sft.learning_rate,
+            set_learning_rate=engine.set_learning_rate,
+            rng=random.Random(f"sft/{config.run.seed}"),
+            on_update=tell,
+        )
+        engine.check_weights(MAX_WEIGHT)
+    except NonFiniteLossError as error:
+        raise UserError(f"cold start: {error}; lower sft.learning_rate (it is {config.sft.learning_rate:g})") from error
+    return metrics
+
+
+def _open(run_dir: Path, settings: str, start: Start, callbacks: Sequence[Callback]) -> None:
+    """Make run.dir ready to be written to, once nothing can be wrong with the settings or the checkpoint any more."""
+    notes = list(start.notes)
+    with writing(f"run.dir: {run_dir}"):
+        for folder in (run_dir, run_dir / "checkpoints"):
+            remove_leftovers(folder)
+        for name in filter(is_leftover, os.listdir(run_dir)):
+            (run_dir / name).unlink()
+        if start.checkpoint is None and (run_dir / "reference").is_dir():
+            remove_folder(run_dir / "reference")
+        begun = start.checkpoint is not None
+        notes += mend_rows(run_dir / "metrics.jsonl", from_step=start.step, complete=begun)
+        notes += mend_rows(run_dir / "eval.jsonl", from_step=start.step + 1 if begun else 0)
+        write_whole(run_dir / CONFIG, settings)
+    for text in notes:
+        for callback in callbacks:
+            callback(Event("note", start.step, text=text))
+
+
+def _close(run_dir: Path, summary: dict[str, Any]) -> None:
+    flush_rows(run_dir)
+    write_whole(run_dir / "summary.json", json.dumps(summary, indent=1) + "\n")
+
+
+def _learning_rate(config: Config) -> Any:
+    optim = config.optim
+    if optim.decay == "cosine":
+        return warmup_then_cosine(optim.learning_rate, warmup=optim.warmup_steps, steps=config.run.steps)
+    return lambda step: optim.learning_rate * min((step + 1) / max(optim.warmup_steps, 1), 1.0)
+
+
+def _collected(config: Config, engine: HFEngine, player: Player, order: TaskOrder, step: int) -> list[Group]:
+    """A step's episodes, as the trainer should learn from them."""
+    groups = player.groups(order(step), engine, group_size=config.rollout.group_size, step=step)
+    return corrected(groups, engine, cap=config.engine.importance_cap) if config.engine.importance_cap else groups
+
+
+def _summary(
+    config: Config, steps: int, before: Evaluation | None, after: Evaluation | None, seconds: Metrics
+) -> dict[str, Any]:
+    return {
+        "algorithm": config.algorithm.name,
+        "env": config.task.env,
+        "seed": config.run.seed,
+        "steps": steps,
+        "success_before": before.rate if before else None,
+        "success_after": after.rate if after else None,
+        "seconds": {name.removeprefix("time/"): round(value, 2) for name, value in seconds.items()},
+        "versions": versions("torch", "transformers", "tokenizers"),
+        "hardware": _hardware(config),
+    }
+
+
+def _hardware(config: Config) -> dict[str, Any]:
+    device = chosen_device(config.engine.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return {"machine": platform.machine(), "threads": torch.get_num_threads(), "device": name}

@@ -1,0 +1,1 @@
+"""Sampling: padded batches, continuous batching, the key-value cache."""

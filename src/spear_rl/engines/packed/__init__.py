@@ -1,0 +1,1 @@
+"""Attention over rows without padding, its GPU kernels, and the check against the model's own attention."""

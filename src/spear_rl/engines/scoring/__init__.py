@@ -1,0 +1,1 @@
+"""Log-probabilities of the tokens that train, in micro-batches; float32 master weights."""

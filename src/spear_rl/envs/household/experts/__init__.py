@@ -1,0 +1,1 @@
+"""Demonstrations: with full knowledge of the game, or searching."""

@@ -1,0 +1,1 @@
+"""Games from a seed: rooms, objects, goals."""

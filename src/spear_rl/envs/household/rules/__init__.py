@@ -1,0 +1,1 @@
+"""The rules of ALFWorld's game: PDDL problems, commands, observations, goals."""

@@ -1,0 +1,1 @@
+"""What several environments use: seeded draws, task manifests."""

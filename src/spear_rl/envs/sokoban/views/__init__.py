@@ -1,0 +1,1 @@
+"""States for a policy to read: pictures, or a few words."""

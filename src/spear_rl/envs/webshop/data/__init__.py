@@ -1,0 +1,1 @@
+"""Products, goals and the search index, read from WebShop's files or the embedded catalogue."""

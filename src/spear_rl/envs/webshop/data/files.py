@@ -1,0 +1,118 @@
+"""WebShop's own files: found in a folder, read in pieces, and never trusted to be well-formed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from spear_rl.envs.webshop.generated.catalogue import Entry
+from spear_rl.errors import UserError
+
+VARIABLE = "WEBSHOP_DATA"
+_CHUNK = 1 << 20
+_LONGEST = 1 << 26
+"""Characters an entry may have."""
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+class DataError(UserError):
+    """WebShop's files are missing or damaged."""
+
+
+class Files(NamedTuple):
+    """Where the files are."""
+
+    items: str
+    attributes: str
+    wishes: str
+    """Empty where there are none: then goals can only be synthetic."""
+
+
+def found_files(data: str = "", *, size: str = "") -> Files:
+    """The files of a folder: `data`, or else $WEBSHOP_DATA; `size` is "1000" for the small catalogue, "" for the full.
+
+    Where the folder holds only one of the two catalogues, that one is taken.
+    """
+    place = data or os.environ.get(VARIABLE, "")
+    if not place:
+        raise DataError(f"say where WebShop's files are: the option data, or the variable {VARIABLE}")
+    # Absolute, since a worker process may run in another folder.
+    folder = Path(os.path.abspath(os.path.expanduser(place)))
+    items = _one_of(folder, "items_shuffle", size)
+    attributes = _one_of(folder, "items_ins_v2", size)
+    wishes = folder / "items_human_ins.json"
+    return Files(str(items), str(attributes), str(wishes) if wishes.is_file() else "")
+
+
+def _one_of(folder: Path, name: str, size: str) -> Path:
+    wanted = [f"{name}_{size}.json"] if size else [f"{name}.json", f"{name}_1000.json"]
+    for file in wanted:
+        if (folder / file).is_file():
+            return folder / file
+    raise DataError(
+        f"{folder} holds no {' and no '.join(wanted)}: fetch WebShop's data (its setup.sh does) and put it there"
+    )
+
+
+def read_entries(files: Files, *, num_products: int = 0) -> Iterator[Entry]:
+    """The products of the files in their order, the first `num_products` of them; the catalogue is never in memory."""
+    attributes, wishes = _table(files.attributes), _table(files.wishes) if files.wishes else {}
+    for number, item in enumerate(_streamed(files.items)):
+        if num_products and number >= num_products:
+            return
+        if isinstance(item, dict):
+            asin = str(item.get("asin"))
+            known, said = attributes.get(asin), wishes.get(asin)
+            yield Entry(item, known if isinstance(known, dict) else {}, said if isinstance(said, list) else [])
+
+
+def _table(path: str) -> dict[str, Any]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} holds a {type(content).__name__} where a table by asin was due")
+    return content
+
+
+def _streamed(path: str) -> Iterator[Any]:
+    """The elements of a JSON list, one after the other: the full catalogue is larger than many machines' memory."""
+    decode = json.JSONDecoder().raw_decode
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(_CHUNK).lstrip("\ufeff \t\r\n")
+            if not text.startswith("["):
+                raise ValueError("it does not begin with a list")
+            at, may_end = 1, True
+            while True:
+                at = _after_space(text, at)
+                if may_end and text.startswith("]", at):
+                    return
+                try:
+                    value, end = decode(text, at)
+                    end = _after_space(text, end)
+                    # Until a comma or the end is seen a number may go on in the next piece.
+                    if text[end : end + 1] not in (",", "]"):
+                        raise ValueError
+                except ValueError:
+                    more = file.read(max(_CHUNK, len(text) - at)) if len(text) - at < _LONGEST else ""
+                    if not more:
+                        raise ValueError("it ends in the middle, or is no JSON") from None
+                    text, at = text[at:] + more, 0
+                    continue
+                yield value
+                may_end = text[end] == "]"
+                at = end if may_end else end + 1
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def _after_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found else at

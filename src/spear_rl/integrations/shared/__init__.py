@@ -1,0 +1,1 @@
+"""What the TRL and verl integrations share."""

@@ -1,0 +1,120 @@
+"""metrics.jsonl and eval.jsonl: one JSON object with a step per line. Reads what is readable and says what is not."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spear_rl.io.files import flush, write_whole, writing
+
+
+@dataclass
+class Rows:
+    """A file of rows read back."""
+
+    by_step: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Step -> row, in order of steps; of several rows of one step the last."""
+    lines: dict[int, int] = field(default_factory=dict)
+    """Step -> number of its line."""
+    faults: dict[int, str] = field(default_factory=dict)
+    """Number of a line -> what is wrong with it."""
+    damaged: list[bytes] = field(default_factory=list)
+    """The lines at fault, as they are."""
+    is_cut: bool = False
+    """The last line was cut off by a kill; that is not among the faults."""
+
+    def sentences(self, name: str) -> list[str]:
+        return [f"{name}, line {number} {fault}" for number, fault in self.faults.items()]
+
+
+def read_rows(path: Path) -> Rows:
+    """All rows of a file that can be read; none if there is no file."""
+    found = Rows()
+    content = path.read_bytes() if path.is_file() else b""
+    *whole, last = content.split(b"\n")
+    for number, line in enumerate([*whole, last], start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line.decode("utf-8"))
+            if not isinstance(row, dict) or type(row.get("step")) is not int:
+                raise ValueError("is no JSON object with a step")
+        except (ValueError, RecursionError) as error:
+            if number > len(whole):
+                found.is_cut = True
+                continue
+            found.damaged.append(line)
+            found.faults[number] = _fault(error)
+            continue
+        if row["step"] in found.by_step:
+            found.faults[found.lines[row["step"]]] = f"is a second row of step {row['step']}"
+        found.by_step[row["step"]] = row
+        found.lines[row["step"]] = number
+    found.by_step = dict(sorted(found.by_step.items()))
+    return found
+
+
+def append_row(path: Path, row: Mapping[str, Any]) -> None:
+    """Add a row in one write."""
+    with writing(path), path.open("ab") as file:
+        file.write(json.dumps(row).encode() + b"\n")
+
+
+def mend_rows(path: Path, *, from_step: int, complete: bool = False) -> list[str]:
+    """Forget rows of `from_step` on, which a resumed run writes again, and what is damaged; says what it found.
+
+    Damaged lines are kept in a file of their own beside `path`.
+
+    Args:
+        complete: there should be a row of every step before `from_step`.
+    """
+    with writing(path):
+        found = read_rows(path)
+        kept = {step: row for step, row in found.by_step.items() if step < from_step}
+        notes = found.sentences(path.name)
+        if found.damaged:
+            aside = path.with_name(f"{path.name}.damaged")
+            notes[-1] += f"; damaged lines are kept in {aside.name}"
+            before = aside.read_bytes() if aside.is_file() else b""
+            new = [line for line in found.damaged if line not in before.split(b"\n")]
+            write_whole(aside, before + b"".join(line + b"\n" for line in new))
+        if complete and (missing := [step for step in range(from_step) if step not in kept]):
+            notes.append(f"{path.name} lacks the rows of steps {spans(missing)}; they cannot be made again")
+        content = b"".join(json.dumps(row).encode() + b"\n" for row in kept.values())
+        if path.exists() and content != path.read_bytes():
+            write_whole(path, content)
+    return notes
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Numbers in ascending order in few words, e.g. 3, 5-8."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    return ", ".join("-".join(map(str, part)) for part in parts)
+
+
+def flush_rows(run_dir: Path) -> None:
+    """Wait until all rows of a run are on disk."""
+    for path in (run_dir / "metrics.jsonl", run_dir / "eval.jsonl"):
+        with writing(path):
+            if path.is_file():
+                flush(path)
+    if os.path.isdir(run_dir):
+        with writing(run_dir):
+            flush(run_dir)
+
+
+def _fault(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return "is not valid UTF-8"
+    if isinstance(error, json.JSONDecodeError):
+        return f"is not valid JSON: {error}"
+    return str(error) if str(error).startswith("is no ") else "is not valid JSON"

@@ -1,0 +1,1 @@
+"""Policies without a model of this process: expert, random, a chat endpoint."""

@@ -1,0 +1,1 @@
+"""Where environments run: in this process, or in a pool of worker processes."""

@@ -1,0 +1,1 @@
+"""The caller's side of the sandbox: sessions, one-off calls, the fork-server's process."""

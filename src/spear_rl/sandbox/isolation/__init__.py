@@ -1,0 +1,1 @@
+"""How a process is isolated: namespaces, landlock, seccomp, cgroups."""

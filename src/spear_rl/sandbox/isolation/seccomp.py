@@ -1,0 +1,159 @@
+"""The filter the kernel runs before every system call of the untrusted code: what is not named is refused.
+
+Knows system calls, not paths: which files may be read is Landlock's and the mount namespace's part.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+import struct
+import termios
+from collections.abc import Iterable
+
+from spear_rl.sandbox.isolation.kernel import PR_SET_SECCOMP, prctl
+from spear_rl.sandbox.isolation.syscalls import (
+    ARCHITECTURES,
+    CHECKED,
+    COMPUTING,
+    HIGHEST_KNOWN,
+    O_DIRECT,
+    PRETENDED,
+    RETIRED,
+    SCRATCH,
+    numbers,
+)
+
+FILTER_MODE = 2
+LOAD, AND, EQUAL, AT_LEAST, RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
+ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
+NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
+X32 = 0x40000000
+
+# No F_SETOWN or F_SETSIG, which make the kernel send a signal to another process; no locks, leases or pipe sizes.
+DUPFD_CLOEXEC = 1030
+FCNTL = [fcntl.F_DUPFD, fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, DUPFD_CLOEXEC]
+O_ASYNC, O_NOATIME = 0o20000, 0o1000000
+IOCTL = [termios.TCGETS, termios.FIONREAD, termios.FIOCLEX, termios.FIONCLEX, termios.FIONBIO]
+
+# WAIT, WAKE, REQUEUE, CMP_REQUEUE, WAKE_OP, WAIT_BITSET, WAKE_BITSET on memory of this process alone. A shared futex
+# lies on any file that two episodes can read; a priority-inheriting one names its owner by process number.
+PRIVATE, REALTIME = 128, 256
+FUTEX = [operation | PRIVATE for operation in (0, 1, 3, 4, 5, 9, 10, 0 | REALTIME, 9 | REALTIME)]
+NUM_CLOCKS = 12
+"""Clock ids 0 to 11 are the system's own and the caller's; the others name another process or a device."""
+MAP_LOCKED, MAP_HUGETLB = 0x2000, 0x40000
+MADVISE = [0, 1, 2, 3, 4, 8, 14, 15, 16, 17, 22, 23]
+"""Advice about the caller's own pages. Not among it: merging equal pages of several processes, evicting shared ones."""
+GRND_RANDOM = 2
+
+STEP, OPERAND = struct.Struct("=HBBI"), struct.Struct("=I")
+SOMEONE = 0x5EA40F0D
+"""No process has this number, and no other operand is like it."""
+
+Program = list[tuple[int, int, int, int]]
+
+
+def program(pid: int, *, has_scratch: bool, truncates: bool, machine: str | None = None) -> Program:
+    """(operation, jump if true, jump if false, operand) of the filter for one process.
+
+    `truncates`: whether something else keeps O_TRUNC away from read-only files (old versions of Landlock do not).
+    """
+    machine = machine or platform.machine()
+    plain = numbers(COMPUTING | SCRATCH if has_scratch else COMPUTING, machine)
+    checked = numbers(CHECKED, machine)
+    unshared = O_ASYNC | O_NOATIME | O_DIRECT[machine]  # flags that act on the host's disk or on another process
+    conditions: dict[str, Program] = {
+        "fcntl": _low_is_one_of(1, FCNTL) + _low_is_one_of(1, [fcntl.F_SETFL], then=_has_none_of(2, unshared)),
+        "ioctl": _low_is_one_of(1, IOCTL),
+        "kill": _low_is_one_of(0, [pid]),
+        "tgkill": _low_is_one_of(0, [pid]),
+        "prlimit64": _low_is_one_of(0, [0, pid], then=_is_null(2)),
+        "open": _has_none_of(1, unshared | (0 if truncates else os.O_TRUNC)),
+        "openat": _has_none_of(2, unshared | (0 if truncates else os.O_TRUNC)),
+        "sched_getaffinity": _low_is_one_of(0, [0, pid]),
+        "futex": _low_is_one_of(1, FUTEX),
+        "clock_gettime": _low_is_below(0, NUM_CLOCKS),
+        "clock_getres": _low_is_below(0, NUM_CLOCKS),
+        "clock_nanosleep": _low_is_below(0, NUM_CLOCKS),
+        "getrandom": _has_none_of(2, GRND_RANDOM),
+        "mmap": _has_none_of(3, MAP_LOCKED | MAP_HUGETLB),
+        "madvise": _low_is_one_of(2, MADVISE),
+    }
+    out: Program = [
+        (LOAD, 0, 0, ARCHITECTURE),
+        (EQUAL, 1, 0, ARCHITECTURES[machine]),
+        (RETURN, 0, 0, KILL),
+        (LOAD, 0, 0, NUMBER),
+        (AT_LEAST, 0, 1, X32),
+        (RETURN, 0, 0, KILL),
+        (AT_LEAST, 0, 1, HIGHEST_KNOWN + 1),
+        (RETURN, 0, 0, REFUSE | errno.ENOSYS),
+    ]
+    for number in plain.values():
+        out += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
+    for name, number in checked.items():
+        block = [*conditions[name], (RETURN, 0, 0, REFUSE | errno.EPERM)]
+        out += [(EQUAL, 0, len(block), number), *block]
+    for table, answer in ((PRETENDED, 0), (RETIRED, errno.ENOSYS)):
+        for number in numbers(table, machine).values():
+            out += [(EQUAL, 0, 1, number), (RETURN, 0, 0, REFUSE | answer)]
+    return [*out, (RETURN, 0, 0, REFUSE | errno.EPERM)]
+
+
+def assembled(steps: Program) -> bytes:
+    return b"".join(STEP.pack(*step) for step in steps)
+
+
+def for_process(code: bytes, pid: int) -> bytes:
+    """A filter assembled for the process SOMEONE, made out to another: cheaper than to assemble it again."""
+    return code.replace(OPERAND.pack(SOMEONE), OPERAND.pack(pid))
+
+
+def restrict_self(code: bytes) -> None:
+    """Put this process under an assembled filter for good. PR_SET_NO_NEW_PRIVS must be set."""
+    memory = ctypes.create_string_buffer(code, len(code))
+    described = struct.pack("@HP", len(code) // STEP.size, ctypes.addressof(memory))
+    prctl(PR_SET_SECCOMP, FILTER_MODE, ctypes.create_string_buffer(described, len(described)))
+
+
+def is_supported() -> bool:
+    return platform.system() == "Linux" and platform.machine() in ARCHITECTURES and ctypes.sizeof(ctypes.c_void_p) == 8
+
+
+def _low(argument: int) -> int:
+    """Where the half of an argument lies that the kernel reads as an int (both processors are little-endian)."""
+    return ARGUMENTS + 8 * argument
+
+
+def _low_is_one_of(argument: int, values: Iterable[int], then: Program | None = None) -> Program:
+    """Allow (or go on with `then`, if given) when an argument has one of these values; otherwise fall through."""
+    then = then or [(RETURN, 0, 0, ALLOW)]
+    out: Program = [(LOAD, 0, 0, _low(argument))]
+    for value in values:
+        out += [(EQUAL, 0, len(then), value & 0xFFFFFFFF), *then]
+        if then[0][0] == LOAD:  # `then` replaced what is compared
+            out.append((LOAD, 0, 0, _low(argument)))
+    return out
+
+
+def _is_null(argument: int) -> Program:
+    return [
+        (LOAD, 0, 0, _low(argument)),
+        (EQUAL, 0, 3, 0),
+        (LOAD, 0, 0, _low(argument) + 4),
+        (EQUAL, 0, 1, 0),
+        (RETURN, 0, 0, ALLOW),
+    ]
+
+
+def _low_is_below(argument: int, bound: int) -> Program:
+    """As an unsigned number: a negative one is above every bound."""
+    return [(LOAD, 0, 0, _low(argument)), (AT_LEAST, 1, 0, bound), (RETURN, 0, 0, ALLOW)]
+
+
+def _has_none_of(argument: int, flags: int) -> Program:
+    return [(LOAD, 0, 0, _low(argument)), (AND, 0, 0, flags), (EQUAL, 0, 1, 0), (RETURN, 0, 0, ALLOW)]

@@ -1,0 +1,156 @@
+"""Inside the sandbox: runs one piece of code after another in one namespace, like the cells of a notebook.
+
+The code can reach and change all of this; nothing outside trusts what it says.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import errno
+import io
+import linecache
+import os
+import random
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from types import CodeType, ModuleType, TracebackType
+from typing import Any, TextIO
+
+from spear_rl.sandbox.protocol import CELL, DONE, HEADER, OUT_OF_MEMORY, RAISED, SEED, frame, read_exactly, write_all
+
+RESERVE = 1 << 20
+"""Kept back, so that there is memory left to say that there is none."""
+
+
+class Notebook:
+    """The state of one episode."""
+
+    def __init__(self, *, max_chars: int, hidden_paths: Sequence[str]) -> None:
+        self._max_chars = max_chars
+        self._hidden = sorted(hidden_paths, key=len, reverse=True)
+        self._num_cells = 0
+        self._main = ModuleType("__main__")
+        self._main.__dict__["__builtins__"] = builtins
+        sys.modules["__main__"] = self._main
+        for name in ("exit", "quit"):
+            setattr(builtins, name, sys.exit)
+
+    def run(self, source: str) -> tuple[bytes, str]:
+        """(how it ended, error text)."""
+        self._num_cells += 1
+        reserve = bytearray(RESERVE)
+        try:
+            self._execute(source, f"<cell {self._num_cells}>")
+        except SystemExit as stop:
+            return (DONE, "") if stop.code in (None, 0) else (RAISED, self._short(f"SystemExit: {stop.code}"))
+        except MemoryError as error:
+            del reserve
+            return OUT_OF_MEMORY, self._told(error)
+        except BaseException as error:  # KeyboardInterrupt and the like are the code's own business
+            del reserve
+            return RAISED, self._told(error)
+        return DONE, ""
+
+    def _execute(self, source: str, name: str) -> None:
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+        tree = ast.parse(source, name)
+        shown: CodeType | None = None
+        if tree.body and isinstance(last := tree.body[-1], ast.Expr):
+            tree.body.pop()
+            shown = compile(ast.Expression(last.value), name, "eval", dont_inherit=True)
+        code = compile(tree, name, "exec", dont_inherit=True)
+        exec(code, self._main.__dict__)
+        if shown is not None:
+            value = eval(shown, self._main.__dict__)
+            if value is not None:
+                self._main.__dict__["_"] = value
+                print(repr(value))
+
+    def _told(self, error: BaseException) -> str:
+        """A traceback of the code's own lines."""
+        try:
+            told = traceback.TracebackException.from_exception(error)
+            _keep_own_frames(told, set())
+            text = "".join(told.format())
+            if isinstance(error, OSError) and error.errno == errno.EFBIG:
+                text += "(too much output, or too large a file)\n"
+            _clear_frames(error.__traceback__)
+        except BaseException:  # an exception may lie about itself in any way, or there may be no memory
+            text = type(error).__name__
+        return self._short(text)
+
+    def _short(self, text: str) -> str:
+        """The text without the host's paths and within its length; of a traceback the end tells most."""
+        for path in self._hidden:
+            text = text.replace(path, "<python>")
+        if len(text) > self._max_chars:
+            tail = self._max_chars * 2 // 3
+            text = text[: self._max_chars - tail - 5] + "\n...\n" + text[len(text) - tail :]
+        return text[-self._max_chars :]
+
+
+def text_stream(descriptor: int) -> TextIO:
+    """Written through at every line, so that what was printed before a time-out is there."""
+    raw = io.BufferedWriter(io.FileIO(descriptor, "w", closefd=False))
+    return io.TextIOWrapper(raw, "utf-8", "replace", line_buffering=True)
+
+
+def serve(requests: int, replies: int, notebook: Notebook, streams: tuple[TextIO, TextIO]) -> None:
+    """Answer requests until there are no more."""
+    spoiled = []  # kept, or they would write what they still hold when they are thrown away
+    while True:
+        kind, length = HEADER.unpack(read_exactly(requests, HEADER.size))
+        payload = read_exactly(requests, length)
+        if kind == SEED:
+            seed_randomness(int(payload))
+        elif kind == CELL:
+            sys.stdout, sys.stderr = streams
+            ending, text = notebook.run(payload.decode("utf-8", "surrogatepass"))
+            if sys.stdout is not streams[0]:
+                with contextlib.suppress(BaseException):
+                    sys.stdout.flush()
+            try:
+                for stream in streams:
+                    stream.flush()
+            except (OSError, ValueError):  # full or closed
+                spoiled.append(streams)
+                streams = text_stream(1), text_stream(2)
+            # An alarm that was never called off must not ring between two cells.
+            for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
+                signal.setitimer(timer, 0)
+            write_all(replies, frame(ending, text.encode("utf-8", "replace")))
+
+
+def seed_randomness(seed: int) -> None:
+    """Start the usual generators from a number."""
+    random.seed(seed)
+    _seed_numpy(seed % (1 << 32))
+
+
+def freshen_randomness() -> None:
+    """Make a forked process draw other numbers than its brothers. Python does it for `random` by itself."""
+    _seed_numpy(int.from_bytes(os.urandom(4), "big"))
+
+
+def _seed_numpy(seed: int) -> None:
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed)
+
+
+def _keep_own_frames(told: traceback.TracebackException | None, seen: set[int]) -> None:
+    if told is None or id(told) in seen:
+        return
+    seen.add(id(told))
+    told.stack = traceback.StackSummary.from_list([f for f in told.stack if f.filename.startswith("<cell ")])
+    for other in (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ())):
+        _keep_own_frames(other, seen)
+
+
+def _clear_frames(trace: TracebackType | None) -> None:
+    """Let go of what the failed functions held."""
+    traceback.clear_frames(trace)

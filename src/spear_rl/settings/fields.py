@@ -1,0 +1,244 @@
+"""Typed settings in nested dataclasses, from and to TOML and the command line. Knows nothing of what they mean.
+
+A field's annotation says what it may be (see `limits`), the string under it what it means, with one line
+`choice: meaning` for each choice of a Literal.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import json
+import math
+import re
+import tomllib
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from datetime import date, time
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+from spear_rl.errors import ConfigError
+from spear_rl.settings.ranges import checked, described, nearest, shown
+
+_DEEPEST = 16
+"""Levels of lists and tables in each other."""
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def update(section: Any, table: Mapping[str, Any], path: str = "", *, root: Any = None) -> None:
+    """Write `table` into the dataclass `section`, refusing unknown keys, wrong types and what is out of range."""
+    hints = _hints(type(section))
+    for name, value in table.items():
+        key = f"{path}.{name}" if path else name
+        if name not in hints:
+            while isinstance(value, Mapping) and value:
+                inner, value = next(iter(value.items()))
+                key = f"{key}.{inner}"
+            raise ConfigError(f"unknown setting {shown(key)[1:-1]}{nearest(key, _all_keys(root or section))}")
+        current = getattr(section, name)
+        if is_dataclass(current):
+            if not isinstance(value, Mapping):
+                raise ConfigError(
+                    f"{key} is a section: write {key}.<key>=value, with one of {', '.join(_hints(type(current)))}"
+                )
+            update(current, value, key, root=root or section)
+        elif isinstance(current, dict):
+            current.update(_plain_table(value, key))
+        else:
+            setattr(section, name, checked(value, hints[name], key, partial(choices, type(section), name)))
+
+
+def override(config: Any, settings: Sequence[str]) -> None:
+    """Write `section.key=value` settings of the command line into `config`; of two for one key the later wins."""
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        path, text = key.strip().split("."), text.strip()
+        if not equals or not all(path):
+            raise ConfigError(f"{shown(setting)} is no setting: write section.key=value, e.g. run.steps=50")
+        hint = _hint_at(config, path)
+        if not text and hint is not None and not _is_text(hint):
+            raise ConfigError(f"{'.'.join(path)} has no value: write {'.'.join(path)}=value")
+        table = literal(text, is_text=_is_text(hint))
+        for part in reversed(path):
+            table = {part: table}
+        update(config, table)
+
+
+def check_fields(section: Any, path: str = "") -> None:
+    """Hold every field to its annotation: a config made by hand is held to the same as one that was read."""
+    for name, hint in _hints(type(section)).items():
+        key, value = f"{path}.{name}" if path else name, getattr(section, name)
+        if is_dataclass(hint):
+            if not isinstance(value, typing.cast(type, hint)):
+                raise ConfigError(f"{key} is a section, a {typing.cast(type, hint).__name__}; got {shown(value)}")
+            check_fields(value, key)
+        elif typing.get_origin(hint) is dict:
+            setattr(section, name, _plain_table(value, key))
+        else:
+            setattr(section, name, checked(value, hint, key, partial(choices, type(section), name)))
+
+
+def to_toml(config: Any, *, comments: bool = False) -> str:
+    """TOML that `load` reads back to the same config; with every field's description and limits if asked."""
+    lines: list[str] = []
+    for path, section in sections(config):
+        lines += ["", f"[{path}]"]
+        kind: type = type(section)
+        for name, text in documentation(kind).items():
+            value = getattr(section, name)
+            if is_dataclass(value):
+                continue
+            if comments:
+                meaning, *per_choice = text.splitlines()
+                limits = described(_hints(type(section))[name])
+                lines.append(f"# {meaning}" + (f" ({limits})" if limits else ""))
+                lines += [f"#   {line}" for line in per_choice]
+            lines.append(f"# {name} =" if value is None else f"{name} = {_toml(value)}")
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def sections(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every section with its dotted path, outer ones first."""
+    for entry in fields(config):
+        value = getattr(config, entry.name)
+        if is_dataclass(value):
+            inner = f"{path}.{entry.name}" if path else entry.name
+            yield inner, value
+            yield from sections(value, inner)
+
+
+@functools.cache
+def documentation(section: type) -> dict[str, str]:
+    """Field -> the string under it."""
+    body = typing.cast(ast.ClassDef, ast.parse(inspect.getsource(section)).body[0]).body
+    texts = {entry.name: "" for entry in fields(section)}
+    for statement, following in pairwise(body):
+        if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
+            texts[ast.unparse(statement.target)] = inspect.cleandoc(ast.literal_eval(following.value))
+    return texts
+
+
+def flat(config: Any) -> dict[str, Any]:
+    """Dotted key -> value, of every setting."""
+    return {
+        f"{path}.{entry.name}": getattr(section, entry.name)
+        for path, section in sections(config)
+        for entry in fields(section)
+        if not is_dataclass(getattr(section, entry.name))
+    }
+
+
+def choices(section: type, name: str) -> dict[str, str]:
+    """Choice -> its meaning, for a field that is a Literal; else nothing."""
+    hint = _hints(section)[name]
+    known = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
+    lines = (line.partition(": ") for line in documentation(section)[name].splitlines())
+    meanings = {choice.strip(): meaning for choice, _, meaning in lines}
+    return {choice: meanings.get(choice, "") for choice in known}
+
+
+def value_of(config: Any, key: str) -> Any:
+    """The value at a dotted path."""
+    value: Any = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def literal(text: str, *, is_text: bool = False) -> Any:
+    """A value as TOML would read it; anything else is a text. Where a text is wanted only quotes mean something."""
+    if is_text and not text.startswith(("'", '"')):
+        return text
+    try:
+        table = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):  # a ValueError also for numbers of thousands of digits
+        table = {}
+    value = table.get("value", text) if len(table) == 1 else text
+    if isinstance(value, date | time) or (is_text and not isinstance(value, str)):
+        return text
+    return {"True": True, "False": False}.get(text, value) if not is_text else value
+
+
+def table_in(source: str, known: Mapping[str, str]) -> dict[str, Any]:
+    """The table in one of the `known` TOML texts or in a file."""
+    try:
+        text = known[source] if source in known else Path(source).read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{source}: not valid TOML: it is no UTF-8 text") from error
+    except (OSError, ValueError) as error:  # a ValueError for a name that no file can have
+        near = nearest(source, known)
+        raise ConfigError(
+            f"{shown(source)} is neither a preset nor a file{near}; presets: {', '.join(known)}"
+        ) from error
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also for numbers of thousands of digits
+        raise ConfigError(f"{source}: not valid TOML: {error}") from error
+
+
+def _hints(section: type) -> dict[str, Any]:
+    return typing.get_type_hints(section, include_extras=True)
+
+
+def _hint_at(config: Any, path: list[str]) -> Any:
+    """The annotation of the field at a path; None where it leads nowhere or to keys of their own."""
+    section = type(config)
+    for place, name in enumerate(path):
+        hint = _hints(section).get(name)
+        if not is_dataclass(hint):
+            return hint if place == len(path) - 1 else None
+        section = typing.cast(type, hint)
+    return None
+
+
+def _is_text(hint: Any) -> bool:
+    base = getattr(hint, "__origin__", hint) if hasattr(hint, "__metadata__") else hint
+    return base is str or typing.get_origin(base) is Literal
+
+
+def _plain_table(value: Any, key: str) -> dict[str, Any]:
+    """A table of values that TOML can hold."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{key} takes keys of its own: write {key}.<key>=value; got {shown(value)}")
+    return {checked(name, str, key): _plain(entry, f"{key}.{name}") for name, entry in value.items()}
+
+
+def _plain(value: Any, key: str, depth: int = 1) -> Any:
+    if depth > _DEEPEST:
+        raise ConfigError(f"{shown(key)[1:-1]} has more than {_DEEPEST} levels of lists and tables in each other")
+    if isinstance(value, Mapping):
+        return {checked(name, str, key): _plain(entry, f"{key}.{name}", depth + 1) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry, key, depth + 1) for entry in value]
+    if isinstance(value, str | date | time):
+        return checked(value, str, key)
+    if isinstance(value, int) and value.bit_length() < 64:
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    kinds = "a text, a finite number of at most 64 bits, true or false, a list or a table"
+    raise ConfigError(f"{key} takes {kinds}; got {shown(value)}")
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_key(name)} = {_toml(entry)}" for name, entry in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, float):
+        return repr(value)
+    # JSON's escapes are TOML's, but for DEL, which JSON leaves as it is.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _key(name: str) -> str:
+    return name if _BARE_KEY.fullmatch(name) else _toml(name)
+
+
+def _all_keys(root: Any) -> list[str]:
+    return [f"{path}.{name}" for path, section in sections(root) for name in _hints(type(section))]

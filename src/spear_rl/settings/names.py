@@ -1,0 +1,63 @@
+"""Names of algorithms, and loading of `package.module:function`. Never imports torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Any
+
+from spear_rl.errors import ConfigError
+from spear_rl.io.escaping import in_words
+from spear_rl.io.files import same_folder
+
+BASES = {
+    "grpo": "spear_rl.algorithms.grpo:grpo",
+    "dr-grpo": "spear_rl.algorithms.grpo:dr_grpo",
+    "rloo": "spear_rl.algorithms.grpo:rloo",
+    "gigpo": "spear_rl.algorithms.gigpo:gigpo",
+}
+"""The base algorithms, by the rule for a user's own. A new algorithm is a file and a line here."""
+
+WRAPPERS = ("spear", "dr-bot")
+"""In the order of a name: spear-dr-bot-grpo is spear(dr_bot(grpo()))."""
+
+ALGORITHM_NAMES = [f"{spear}{dr_bot}{base}" for spear in ("", "spear-") for dr_bot in ("", "dr-bot-") for base in BASES]
+
+
+def split_name(name: str) -> tuple[list[str], str]:
+    """The wrappers that an algorithm's name begins with, outermost first, and its base."""
+    wrappers = []
+    for wrapper in WRAPPERS:
+        if name.startswith(f"{wrapper}-"):
+            wrappers.append(wrapper)
+            name = name.removeprefix(f"{wrapper}-")
+    return wrappers, name
+
+
+def loaded(name: str, *, kind: str, example: str) -> Any:
+    """The function that `name` ("package.module:function") names; modules are also looked for in the current folder."""
+    module_name, colon, function_name = name.partition(":")
+    if not (module_name and colon and function_name):
+        raise ConfigError(f"{name!r} names no {kind}: write package.module:function, e.g. {example}")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        with same_folder():
+            module = import_module(module_name)
+    except KeyboardInterrupt:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name and f"{module_name}.".startswith(f"{error.name}."):
+            raise ConfigError(
+                f"{name}: there is no module {error.name}, neither installed nor in this folder"
+            ) from error
+        raise ConfigError(f"{name}: importing {module_name} needs {error.name}, which is not installed") from error
+    except BaseException as error:  # also SystemExit, which would end the run as if all were well
+        raise ConfigError(f"{name}: importing {module_name} raised {in_words(error)}") from error
+    if not hasattr(module, function_name):
+        raise ConfigError(f"{name}: the module {module_name} has no {function_name}")
+    function = getattr(module, function_name)
+    if not callable(function):
+        raise ConfigError(f"{name}: {function_name} is no function but {type(function).__name__}")
+    return function
