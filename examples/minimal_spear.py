@@ -1,12 +1,12 @@
 """SPEAR in one file: read it from top to bottom. Needs torch and spear_rl's core; runs on one CPU core in seconds.
 
-    python examples/minimal_spear.py            # SPEAR
-    python examples/minimal_spear.py --base     # its base algorithm: no tool bonus, no self-imitation
-    python examples/minimal_spear.py --seed 1
+    python examples/minimal_spear.py [--seed 1]     # SPEAR
+    python examples/minimal_spear.py --base         # its base algorithm: no tool bonus, no self-imitation
 
-A toy agent faces a safe with a code of two digits. Two tools show one digit each; the reward is 1 if both digits are
-then said in order, else 0. Untrained, it opens one safe in a hundred, by guessing, and a look at a digit does not pay
-yet. The policy is a small network that reads what the episode has shown so far; each turn it writes one token.
+A toy agent faces a safe with a code of two digits. Two tools show one digit each; there is a reward of about 1 if both
+digits are then said in order, a little more if that took fewer turns. Untrained, it opens one safe in a hundred, by
+guessing, and a look at a digit does not pay yet. The policy is a small network that reads what the episode has shown so
+far; each turn it writes one token.
 
 SPEAR adds two curricula to a base algorithm (here GRPO without division by the standard deviation, "Dr. GRPO"):
   learn the ropes:  a bonus per tool call, whose weight mu(t) fades from 1 to 0
@@ -43,17 +43,19 @@ LEARNING_RATE = 3e-3
 
 @dataclass
 class Safe:
-    """State: the digits shown so far and how many have been said. Saying a wrong digit ends the episode."""
+    """State: the digits shown so far and how many have been said. A wrong digit ends the episode."""
 
     code: tuple[int, int]
     seen: list[int] = field(default_factory=lambda: [UNKNOWN, UNKNOWN])
     num_said: int = 0
+    num_turns: int = 0
 
     def observation(self) -> list[int]:
         return [*self.seen, self.num_said]
 
     def step(self, token: int) -> tuple[float, bool, bool]:
         """One turn: reward, whether the episode is over, whether a tool was used."""
+        self.num_turns += 1
         if token in (LOOK_LEFT, LOOK_RIGHT):
             side = token - LOOK_LEFT
             is_new = self.seen[side] == UNKNOWN
@@ -63,7 +65,7 @@ class Safe:
             return 0.0, True, False
         self.num_said += 1
         is_open = self.num_said == 2
-        return float(is_open), is_open, False
+        return (1.2 - 0.05 * self.num_turns if is_open else 0.0), is_open, False
 
 
 # -- 2. The policy: what has been shown in, a distribution over tokens out ------------------------------------------
@@ -184,7 +186,7 @@ def train(*, is_spear: bool, steps: int, seed: int, report_every: int = 0) -> li
     memory = Memory(ReplayBuffer(capacity=512, max_age=5), RewardHistory(size=256))
     mu = cosine(1.0, 0.0, steps // 2)  # weight of the tool bonus: fades
     gamma = cosine(0.0, 0.5, steps // 4)  # weight of the replay loss: grows
-    hold_back = partial(keep_low_covariance, fraction=0.02, low=0.5, high=60.0, generator=noise)
+    hold_back = partial(keep_low_covariance, fraction=0.02, low=0.005, high=60.0, generator=noise)
     successes = []
 
     for step in range(steps):
@@ -203,13 +205,14 @@ def train(*, is_spear: bool, steps: int, seed: int, report_every: int = 0) -> li
 
         # Replay what still beats the baseline, beside the on-policy term and by the same loss. Covariance clipping: a
         # random few of the tokens that push hardest towards certainty do not train.
-        replayed: list[Episode] = []
+        replayed, held_back = [], 0.0
         if is_spear:
             memory.history.add(rewards.view(NUM_TASKS, GROUP_SIZE).mean(1).tolist())
             replayed, recalibrated = memory.draw(len(episodes) // 4, step, rng)
             if replayed:
-                inputs = loss_inputs(policy, replayed, recalibrated)
-                loss = loss + gamma(step) * clip(inputs, keep=hold_back).loss
+                replay_term = clip(loss_inputs(policy, replayed, recalibrated), keep=hold_back)
+                held_back = float(replay_term.metrics["covariance_clip_fraction"])
+                loss = loss + gamma(step) * replay_term.loss
 
         optimizer.zero_grad()
         loss.backward()
@@ -221,14 +224,14 @@ def train(*, is_spear: bool, steps: int, seed: int, report_every: int = 0) -> li
             wins = [(e, e.reward) for e, advantage in zip(episodes, advantages, strict=True) if advantage > 0]
             memory.buffer.add(wins, step)
 
-        successes.append(float(rewards.mean()))
+        successes.append(float((rewards > 0).float().mean()))
         if report_every and (step + 1) % report_every == 0:
-            print(
-                f"step {step + 1:4d}  success {fmean(successes[-report_every:]):.3f}"
-                f"  tool turns {fmean(e.num_tool_turns for e in episodes):.2f}"
-                f"  entropy {float(policy_term.metrics['entropy']):.2f}"
-                + (f"  mu {mu(step):.2f}  gamma {gamma(step):.2f}  replayed {len(replayed)}" if is_spear else "")
+            tool_turns, entropy = fmean(e.num_tool_turns for e in episodes), float(policy_term.metrics["entropy"])
+            line = f"success {fmean(successes[-report_every:]):.3f}  tool turns {tool_turns:.2f}  entropy {entropy:.2f}"
+            curricula = (
+                f"  mu {mu(step):.2f}  gamma {gamma(step):.2f}  replayed {len(replayed)}  held back {held_back:.1%}"
             )
+            print(f"step {step + 1:4d}  {line}{curricula if is_spear else ''}", flush=True)
     return successes
 
 
