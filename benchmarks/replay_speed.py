@@ -7,7 +7,7 @@ import statistics
 import time
 
 from spear_rl.algorithms import grpo, spear
-from spear_rl.algorithms.imitation import Remembered
+from spear_rl.algorithms.base import Remembered
 from spear_rl.types import Completion, Stop, Trajectory, Turn
 
 HISTORY, EPISODES, TURNS, LIMIT_MS = 10_240, 2_048, 8, 20.0

@@ -37,7 +37,7 @@ from spear_rl.algorithms import (
     spear,
     with_settings,
 )
-from spear_rl.algorithms.imitation import Remembered
+from spear_rl.algorithms.base import Remembered
 from spear_rl.app.build_training import algorithm_of
 from spear_rl.app.config import load, presets
 from spear_rl.errors import ConfigError

@@ -36,7 +36,7 @@ from spear_rl.algorithms import (
     with_covariance_clip,
     with_settings,
 )
-from spear_rl.algorithms.imitation import Replay
+from spear_rl.algorithms.base import Replay
 from spear_rl.functional import LossInputs, clipped_surrogate, constant, cosine
 from spear_rl.replay import ReplayBuffer, RewardHistory
 from spear_rl.types import Group, Trajectory

@@ -19,8 +19,8 @@ from spear_rl.engines.models.tiny import tiny_model
 from spear_rl.functional import clipped_surrogate
 from spear_rl.rollout import Sampling
 from spear_rl.train.checkpoint import load_state
-from spear_rl.train.collate import collate
 from spear_rl.train.sampling_correction import corrected
+from spear_rl.train.step import collate
 from spear_rl.types import Completion, Group, Stop, Trajectory, Turn
 
 TEMPERATURE = 0.7

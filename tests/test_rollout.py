@@ -22,7 +22,7 @@ from spear_rl.rollout import (
     growing_chat,
     independent_turns,
 )
-from spear_rl.train.collate import collate, rows
+from spear_rl.train.step import collate, rows
 from spear_rl.types import Completion, Stop
 
 EMBEDDED = ("household", "lookup")

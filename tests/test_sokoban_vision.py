@@ -26,7 +26,7 @@ from spear_rl.rollout.layouts import LAYOUTS
 from spear_rl.rollout.rendering.images import VisionRenderer
 from spear_rl.rollout.rendering.renderer import ChatRenderer
 from spear_rl.train.cold_start import imitation_loss
-from spear_rl.train.collate import collate
+from spear_rl.train.step import collate
 from spear_rl.types import ImagePrompt
 
 TEMPLATE = (

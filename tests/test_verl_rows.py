@@ -20,7 +20,7 @@ from spear_rl.engines.base import Term
 from spear_rl.functional import LossInputs
 from spear_rl.integrations.shared.terms import held_back, keeps
 from spear_rl.integrations.verl import rows
-from spear_rl.train.collate import collate
+from spear_rl.train.step import collate
 from spear_rl.types import Completion, Stop, Trajectory, Turn
 
 WEIGHT, LENGTH = 0.37, 11

@@ -20,7 +20,7 @@ from benchmarks.gpu.workload import engine_of, loaded, rollout_rows
 
 from spear_rl.algorithms import BASES
 from spear_rl.engines.base import Batch, Term
-from spear_rl.functional.inputs import LossInputs
+from spear_rl.functional.losses import LossInputs
 
 SIZES: dict[str, dict[str, Any]] = {
     "cuda": {"rows": 1024, "micro_batch_tokens": 32768, "repeats": 4, "warmups": 2},

@@ -1,4 +1,4 @@
-"""The words of the library: what one episode is made of. Standard library only.
+"""What one episode is made of, and the terms that all other modules use. Standard library only.
 
 step        one training iteration
 turn        one policy message and the environment's answer to it
@@ -28,11 +28,11 @@ class Stop(StrEnum):
     OVERLONG = "overlong"
     """The context hit its token limit, or the turn limit came right after a completion that hit its own."""
     FAILED = "failed"
-    """The machinery broke (an environment raised, a worker died). Never trains, never counts as a zero reward."""
+    """Infrastructure failed (an environment raised, a worker died). Never trains, never counts as a zero reward."""
 
 
 class ImagePrompt(list[int]):
-    """Token ids of a prompt with pictures in it: each has its place in a run of placeholder tokens."""
+    """Token ids of a prompt with images, each standing for a run of placeholder tokens."""
 
     def __init__(self, token_ids: Iterable[int], images: tuple[bytes, ...]) -> None:
         super().__init__(token_ids)
@@ -47,9 +47,9 @@ class Completion:
     logprobs: list[float]
     """Log-probability of each sampled token under the policy that sampled it."""
     truncated: bool = False
-    """It hit the token limit before it ended itself."""
+    """It hit the token limit before its end token."""
     weights: list[float] | None = None
-    """What each token's advantage is multiplied by, where the sampler was not quite the policy; None is 1."""
+    """Importance weight of each token, where another engine sampled it; None is 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Turn:
     shaping: float = 0.0
     """Our format term for this turn, filled in by the training step."""
     images: tuple[bytes, ...] = ()
-    """The pictures in the prompt, in order, each as a PNG file; pixels are made of them only when a model is fed."""
+    """The images in the prompt, in order, as PNG files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,4 +117,4 @@ class Group:
     info: dict[str, str] = field(default_factory=dict)
     """What else is known of the task; `family` is the kind of task it is."""
     num_failed: int = 0
-    """Episodes the machinery lost even after a retry; they are not among `trajectories`."""
+    """Episodes that failed even after a retry; they are not among `trajectories`."""

@@ -25,8 +25,7 @@ from spear_rl.integrations.shared.episodes import Row, groups_of, unpacked
 from spear_rl.integrations.shared.terms import held_back
 from spear_rl.integrations.verl import launch, loop, rows, trainer
 from spear_rl.rollout import Task
-from spear_rl.train.collate import collate
-from spear_rl.train.step import train_step
+from spear_rl.train.step import collate, train_step
 from spear_rl.types import Completion, Stop, Trajectory, Turn
 
 WEIGHT, LENGTH = 0.37, 11

@@ -7,15 +7,15 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from spear_rl.algorithms.base import Algorithm, Bonus, SettingError, with_settings
+from spear_rl.algorithms.base import Algorithm, Bonus, GroupRelative, SelfImitation, ToolBonus
 from spear_rl.algorithms.dr_bot import dr_bot
 from spear_rl.algorithms.filters import FlatGroups, Overlong, Repetitive, Unreadable, Void
 from spear_rl.algorithms.gigpo import GiGPO, gigpo
-from spear_rl.algorithms.grpo import GroupRelative, dr_grpo, grpo, rloo
-from spear_rl.algorithms.imitation import SelfImitation
-from spear_rl.algorithms.losses import ClippedSurrogate, CovarianceClip, FixedLength, SequenceMean, TokenMean
-from spear_rl.algorithms.spear import ToolBonus, distinct_tool_bonus, spear, tool_bonus, with_covariance_clip
+from spear_rl.algorithms.grpo import dr_grpo, grpo, rloo
+from spear_rl.algorithms.spear import distinct_tool_bonus, spear, tool_bonus, with_covariance_clip
+from spear_rl.algorithms.wrapping import SettingError, with_settings
 from spear_rl.errors import ConfigError, UserError
+from spear_rl.functional.losses import ClippedSurrogate, CovarianceClip, FixedLength, SequenceMean, TokenMean
 from spear_rl.settings.names import ALGORITHM_NAMES, loaded, split_name
 from spear_rl.settings.names import BASES as _SOURCES
 

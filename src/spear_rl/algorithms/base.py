@@ -1,4 +1,4 @@
-"""What an algorithm is: a record of what the training step calls, in this order. No trainer, no engine.
+"""What an algorithm is: a record of what the training step calls, in this order; and self-imitation, its last field.
 
 Parts with settings are records too, so that an algorithm can be printed and compared, and wrappers change it by
 `dataclasses.replace`. A plain function is as good a part, as long as nothing needs to change a setting of it.
@@ -6,23 +6,255 @@ Parts with settings are records too, so that an algorithm can be printed and com
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import partial
+from statistics import fmean, stdev
+from typing import Any, Literal
 
 import torch
 
-from spear_rl.algorithms.imitation import SelfImitation
-from spear_rl.errors import ConfigError
-from spear_rl.functional.inputs import LossFn
-from spear_rl.functional.schedules import Schedule
-from spear_rl.types import Group, Trajectory
+from spear_rl.functional.advantages import group_relative, leave_one_out, recalibrate
+from spear_rl.functional.losses import LossFn, Schedule
+from spear_rl.replay.buffer import ReplayBuffer, RewardHistory, Stored
+from spear_rl.types import Completion, Group, Metrics, Stop, Trajectory, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """An episode as the buffer stores it; the lists have one entry per turn."""
+
+    trajectory: Trajectory
+    """Without bonus or format terms: replay sees the task's reward only."""
+    turn_advantages: list[float]
+    """The advantages that decided its admission."""
+    dropped: list[str]
+    """Why a turn is not replayed, "" if it is. A turn that did not train on-policy is not replayed either."""
+    step_parts: list[float]
+    """GiGPO's step advantages, where they are kept; zeros otherwise."""
+    family: str = ""
+
+    @property
+    def advantage(self) -> float:
+        return fmean(self.turn_advantages) if self.turn_advantages else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What one draw gives the training step."""
+
+    trajectories: list[Trajectory] = field(default_factory=list)
+    turn_advantages: list[list[float]] = field(default_factory=list)
+    dropped: list[list[str]] = field(default_factory=list)
+    share: float = 1.0
+    """Episodes drawn over episodes wanted."""
+    metrics: Metrics = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelfImitation:
+    """A buffer, a baseline, and the loss its episodes are trained with."""
+
+    buffer: ReplayBuffer[Remembered]
+    history: RewardHistory
+    loss: LossFn
+    weight: Schedule
+    fraction: float = 0.25
+    """Episodes per draw, as a fraction of the episodes played this step (`every_step`)."""
+    draw_when: Literal["every_step", "when_full"] = "every_step"
+    full_size: int = 0
+    """`when_full`: draw this many at random once more than 1.5 times as many qualify, then empty the buffer."""
+    unit: Literal["episodes", "turns"] = "episodes"
+    """What `full_size` and the buffer's capacity count."""
+    gate: Literal["both", "old", "new"] = "both"
+    """Which advantage must be positive: at admission (old), against today's baseline (new), or both."""
+    percentile: float = 50.0
+    divide_by_std: bool = False
+    """Divide A' by a typical std of recent groups, so that it is in the units of a base that divides by its group's."""
+    reweight: float | None = None
+    """Instead of recalibrating: A' = reweight * A."""
+    admission: Callable[[Sequence[Group]], list[list[float]]] | None = None
+    """Advantages by the task's reward alone: an episode is admitted where theirs is positive. None: by those given."""
+    skip_invalid: bool = True
+    """Turns that the environment could not act on, or that hit their token limit, are not replayed."""
+    require_tool: bool = False
+    """Only episodes that used a tool are admitted."""
+    age_decay: float = 1.0
+    """A' is multiplied by this once per step of age."""
+    update: Literal["joint", "separate"] = "joint"
+    """In the on-policy optimizer step, or in optimizer steps of its own after it."""
+    scale_by_rows: bool = True
+    """Weigh the replay term by episodes drawn over episodes wanted; if off, one episode weighs as much as all."""
+    step_parts: Callable[[Sequence[Group]], list[list[float]]] | None = None
+    """Also keep these per-turn parts of the advantage (GiGPO's), and add them to A'."""
+    families: dict[str, RewardHistory] | None = None
+    """One baseline per task family instead of a global one; a family is added when it is first played."""
+    generator: torch.Generator | None = field(default=None, repr=False, compare=False)
+    """The random stream of the loss: part of the state, like buffer and history."""
+
+    def observe(self, groups: Sequence[Group]) -> None:
+        """Add the groups' mean rewards to the history: all groups, before any filter, the task's reward only."""
+        for group in groups:
+            if rewards := [t.reward for t in group.trajectories]:
+                spread = [stdev(rewards)] if len(rewards) > 1 else []
+                self._history(group.info.get("family", "")).add([fmean(rewards)], spread)
+
+    def draw(self, step: int, rng: random.Random, *, num_played: int) -> Replay:
+        """Stored episodes that pass the gate today, with one recalibrated advantage per turn."""
+        self.buffer.drop_stale(step)
+        stored = list(self.buffer.items)
+        baseline = self.history.percentile(self.percentile) if len(self.history) else None
+        advantages = None if self.gate == "old" else self._advantages(stored, baseline)
+        eligible = [n for n in range(len(stored)) if advantages is None or advantages[n] > 0]
+        metrics: Metrics = {
+            "replay/buffer_size": float(len(stored)),
+            "replay/eligible": float(len(eligible)),
+            "replay/weight": self.weight(step),
+        }
+        if baseline is not None:
+            metrics["replay/baseline"] = baseline
+        chosen, share = self._chosen(stored, eligible, rng, num_played) if self.weight(step) > 0 else ({}, 1.0)
+        drawn = [stored[n] for n in chosen]
+        metrics |= {"replay/fired": float(bool(drawn)), "replay/trajectories": float(len(drawn))}
+        if self.unit == "turns":
+            metrics["replay/eligible_turns"] = float(sum(stored[n].item.dropped.count("") for n in eligible))
+            metrics["replay/turns"] = float(sum(why.count("") for why in chosen.values()))
+        if not drawn:
+            return Replay(metrics=metrics)
+        if self.draw_when == "when_full":
+            self.buffer.clear()
+        today = self._advantages(drawn, baseline) if advantages is None else [advantages[n] for n in chosen]
+        today = [a * self.age_decay ** (step - s.step) for a, s in zip(today, drawn, strict=True)]
+        metrics |= {
+            "replay/age": fmean(step - s.step for s in drawn),
+            "replay/advantage": fmean(today),
+            "replay/reward": fmean(s.reward for s in drawn),
+        }
+        return Replay(
+            trajectories=[s.item.trajectory for s in drawn],
+            turn_advantages=[[a + part for part in s.item.step_parts] for a, s in zip(today, drawn, strict=True)],
+            dropped=list(chosen.values()),
+            share=share if self.scale_by_rows else 1.0,
+            metrics=metrics,
+        )
+
+    def _chosen(
+        self, stored: Sequence[Stored[Remembered]], eligible: Sequence[int], rng: random.Random, num_played: int
+    ) -> tuple[dict[int, list[str]], float]:
+        """Places of the episodes drawn, each with why a turn of it is not replayed; and drawn over wanted."""
+        if self.draw_when == "every_step":
+            wanted = round(self.fraction * num_played)
+            places = rng.sample(eligible, min(wanted, len(eligible)))
+            return {n: stored[n].item.dropped for n in places}, len(places) / max(wanted, 1)
+        units = [(n, m) for n in eligible for m, why in enumerate(stored[n].item.dropped) if not why]
+        if self.unit == "episodes":
+            units = [(n, 0) for n in eligible]
+        drawn = dict.fromkeys(rng.sample(units, self.full_size) if len(units) > 1.5 * self.full_size else ())
+        chosen = {n: stored[n].item.dropped for n, _ in drawn}
+        if self.unit == "turns":
+            for n, reasons in chosen.items():
+                chosen[n] = [why or ("" if (n, m) in drawn else "not_drawn") for m, why in enumerate(reasons)]
+        return chosen, 1.0
+
+    def keep(
+        self,
+        groups: Sequence[Group],
+        turn_advantages: Sequence[Sequence[float]],
+        step: int,
+        *,
+        dropped: Sequence[Sequence[str]] | None = None,
+    ) -> None:
+        """Store the episodes worth imitating: better than their siblings by the task's reward, and trainable at all."""
+        groups = [replace(g, trajectories=list(map(_task_reward_only, g.trajectories))) for g in groups]
+        played = [(t, group.info.get("family", "")) for group in groups for t in group.trajectories]
+        reasons = dropped or [[""] * len(t.turns) for t, _ in played]
+        if self.skip_invalid:
+            unfit = [[_unfit(turn) for turn in t.turns] for t, _ in played]
+            reasons = [[a or b for a, b in zip(*both, strict=True)] for both in zip(reasons, unfit, strict=True)]
+        deciding = self.admission(groups) if self.admission else turn_advantages
+        parts = self.step_parts(groups) if self.step_parts else [[0.0] * len(t.turns) for t, _ in played]
+        remembered = [
+            Remembered(t, list(a), list(why), list(part), family)
+            for (t, family), a, why, part in zip(played, deciding, reasons, parts, strict=True)
+            if not all(why) and (t.num_tool_turns or not self.require_tool)
+        ]
+        admitted = [r for r in remembered if self.gate == "new" or r.advantage > 0]
+        size_of = (lambda r: r.dropped.count("")) if self.unit == "turns" else (lambda r: 1)
+        self.buffer.add(((r, r.trajectory.reward) for r in admitted), step, size_of=size_of)
+
+    def _advantages(self, stored: Sequence[Stored[Remembered]], baseline: float | None) -> list[float]:
+        """A' of each episode; `baseline` is the global one. Each window is sorted once per draw."""
+        if self.reweight is not None:
+            return [self.reweight * s.item.advantage for s in stored]
+        whose = ["" if self.families is None else s.item.family for s in stored]
+        windows = {family: self._history(family) for family in whose}
+        if self.families is None and baseline is not None:
+            baselines = {"": baseline}
+        else:
+            baselines = {family: window.percentile(self.percentile) for family, window in windows.items()}
+        double = partial(torch.tensor, dtype=torch.float64)
+        rewards, beaten, std = double([s.reward for s in stored]), double([baselines[f] for f in whose]), None
+        if self.divide_by_std:  # without any spread yet no group has an advantage, and there is no unit to be in
+            stds = {family: window.typical_std or 1.0 for family, window in windows.items()}
+            std = double([stds[f] for f in whose])
+        return recalibrate(rewards, beaten, std).tolist()
+
+    def _history(self, family: str) -> RewardHistory:
+        if self.families is None:
+            return self.history
+        return self.families.setdefault(family, RewardHistory(self.history.size))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "buffer": {"items": [(_as_dict(s.item), s.reward, s.step, s.size) for s in self.buffer.items]},
+            "history": self.history.state_dict(),
+            "families": {name: h.state_dict() for name, h in (self.families or {}).items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.buffer.load_state_dict({"items": [(_from_dict(d), *rest) for d, *rest in state["buffer"]["items"]]})
+        self.history.load_state_dict(state["history"])
+        if self.families is not None:
+            self.families.clear()
+            for name, saved in state["families"].items():
+                self._history(name).load_state_dict(saved)
+
+
+def _task_reward_only(trajectory: Trajectory) -> Trajectory:
+    return replace(trajectory, bonus=0.0, turns=[replace(turn, shaping=0.0) for turn in trajectory.turns])
+
+
+def _unfit(turn: Turn) -> str:
+    """Why a turn is not worth imitating even where its episode is."""
+    return "invalid" if turn.invalid else "overlong" if turn.completion.truncated else ""
+
+
+def _as_dict(item: Remembered) -> dict[str, Any]:
+    """Plain lists, numbers and strings: a checkpoint loads without running code."""
+    trajectory = item.trajectory
+    turns = [
+        {name: getattr(turn, name) for name in Turn.__slots__ if name != "completion"}
+        | {"completion": {name: getattr(turn.completion, name) for name in Completion.__slots__}}
+        for turn in trajectory.turns
+    ]
+    return {name: getattr(item, name) for name in Remembered.__slots__ if name != "trajectory"} | {
+        "trajectory": {"turns": turns, "stop": str(trajectory.stop), "success": trajectory.success}
+    }
+
+
+def _from_dict(saved: dict[str, Any]) -> Remembered:
+    trajectory = saved["trajectory"]
+    turns = [Turn(**(turn | {"completion": Completion(**turn["completion"])})) for turn in trajectory["turns"]]
+    restored = Trajectory(turns, Stop(trajectory["stop"]), success=trajectory["success"])
+    return Remembered(**(saved | {"trajectory": restored}))
+
 
 AdvantageFn = Callable[[Sequence[Group]], list[list[float]]]
-"""Groups in; for every episode, in order, one advantage a turn out."""
+"""Groups in; for every episode, in order, one advantage per turn out."""
 
 Filter = Callable[[Sequence[Group]], list[list[str]]]
-"""Groups in; for every episode, in order, one word a turn out: why it does not train, or "" if it does."""
+"""Groups in; for every episode, in order, one reason per turn out: why it does not train, or "" if it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +301,7 @@ class Algorithm:
         return replace(trajectory, turns=turns, bonus=bonus)
 
     def dropped(self, groups: Sequence[Group]) -> list[list[str]]:
-        """For every episode, in order, one word a turn: the first filter's reason, or "" where all let it train."""
+        """For every episode, in order, one reason per turn: that of the first filter that drops it, or ""."""
         reasons = [[""] * len(t.turns) for group in groups for t in group.trajectories]
         for reasons_of in self.filters:
             for kept, found in zip(reasons, reasons_of(groups), strict=True):
@@ -90,54 +322,43 @@ class Algorithm:
             generator.set_state(saved)
 
 
-class AlgorithmError(ConfigError, ValueError):
-    """A wrapper that does not go with its base."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRelative:
+    """An episode's score relative to its group; all its turns get the same advantage."""
+
+    divide_by_std: bool = True
+    """GRPO; without it, Dr. GRPO."""
+    leave_one_out: bool = False
+    """RLOO: the baseline of an episode is the mean of its siblings, itself left out."""
+
+    def __post_init__(self) -> None:
+        if self.divide_by_std and self.leave_one_out:
+            raise ValueError("leave_one_out has no division by the standard deviation: set divide_by_std to false")
+
+    def __call__(self, groups: Sequence[Group]) -> list[list[float]]:
+        episodes = [(i, t) for i, group in enumerate(groups) for t in group.trajectories]
+        scores = torch.tensor([t.score for _, t in episodes], dtype=torch.float64)
+        labels = torch.tensor([i for i, _ in episodes])
+        if self.leave_one_out:
+            advantages = leave_one_out(scores, labels).tolist()
+        else:
+            advantages = group_relative(scores, labels, divide_by_std=self.divide_by_std).tolist()
+        return [[a] * len(t.turns) for a, (_, t) in zip(advantages, episodes, strict=True)]
 
 
-class SettingError(AlgorithmError):
-    """A setting that an algorithm has no place for."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolBonus:
+    """0.1 per turn that used a tool, at most 1, whatever the answer is."""
 
-    def __init__(self, name: str, sentence: str) -> None:
-        super().__init__(f"{name}: {sentence}")
-        self.name, self.sentence = name, sentence
+    per_turn: float = 0.1
+    most: float = 1.0
+    distinct: bool = False
+    """Pay once per distinct tool call. Not in the paper."""
 
+    def __call__(self, trajectory: Trajectory) -> float:
+        calls = [turn.text for turn in trajectory.turns if turn.used_tool]
+        return self.paid(len(set(calls) if self.distinct else calls))
 
-def field_names(part: Any) -> set[str]:
-    """The fields of a record; a plain function has none."""
-    return {f.name for f in fields(part)} if is_dataclass(part) and not isinstance(part, type) else set()
-
-
-def label(part: Any) -> str:
-    """A record's kind, or where a function is: package.module:function."""
-    if is_dataclass(part) or not hasattr(part, "__qualname__"):
-        return type(part).__name__
-    return f"{part.__module__}:{part.__qualname__}"
-
-
-def changed(base: Algorithm, part: str, wrapper: str, instead: str, **values: Any) -> Any:
-    """A part of `base` with other settings, or one sentence why `wrapper` cannot wrap it."""
-    old = getattr(base, part)
-    if missing := [name for name in values if name not in field_names(old)]:
-        raise AlgorithmError(
-            f"{wrapper} sets {', '.join(missing)} of the {part}, which {label(old)} does not have: "
-            f"pass a record with such fields, e.g. {instead}"
-        )
-    return replace(old, **values)
-
-
-def with_settings(base: Algorithm, **settings: Any) -> Algorithm:
-    """`base` with each setting written into the record that has a field of that name: itself, advantages or loss."""
-    for name, value in settings.items():
-        owner = next(
-            (p for p in ("", "advantages", "loss") if name in field_names(getattr(base, p) if p else base)), None
-        )
-        if owner is None:
-            parts = f"neither its advantages ({label(base.advantages)}) nor its loss ({label(base.loss)})"
-            raise SettingError(name, f"{parts} can be set so")
-        try:
-            base = replace(
-                base, **({owner: replace(getattr(base, owner), **{name: value})} if owner else {name: value})
-            )
-        except ValueError as error:
-            raise SettingError(name, str(error)) from error
-    return base
+    def paid(self, count: int) -> float:
+        """The bonus for `count` tool turns."""
+        return min(self.per_turn * count, self.most)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spear_rl.algorithms.base import Algorithm, AlgorithmError, changed
+from spear_rl.algorithms.base import Algorithm
 from spear_rl.algorithms.filters import FlatGroups, Overlong, Repetitive, Unreadable, Void
-from spear_rl.algorithms.losses import FixedLength
+from spear_rl.algorithms.wrapping import AlgorithmError, changed
+from spear_rl.functional.losses import FixedLength
 
 
 def dr_bot(base: Algorithm, *, max_length: int = 1024, keep_groups: float = 0.75) -> Algorithm:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from spear_rl.algorithms.base import Algorithm
-from spear_rl.algorithms.losses import ClippedSurrogate
 from spear_rl.functional.advantages import discounted_returns
 from spear_rl.functional.advantages import gigpo as gigpo_estimator
+from spear_rl.functional.losses import ClippedSurrogate
 from spear_rl.types import Group
 
 

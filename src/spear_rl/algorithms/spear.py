@@ -3,37 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 
-from spear_rl.algorithms.base import Algorithm, AlgorithmError, Bonus, SettingError, field_names, label, with_settings
-from spear_rl.algorithms.imitation import Remembered, SelfImitation
-from spear_rl.algorithms.losses import CovarianceClip
-from spear_rl.functional.inputs import LossFn
-from spear_rl.functional.schedules import Schedule, as_schedule, cosine
+from spear_rl.algorithms.base import Algorithm, Bonus, Remembered, SelfImitation, ToolBonus
+from spear_rl.algorithms.wrapping import AlgorithmError, SettingError, field_names, label, with_settings
+from spear_rl.functional.losses import CovarianceClip, LossFn, Schedule, as_schedule, cosine
 from spear_rl.replay.buffer import ReplayBuffer, RewardHistory
 from spear_rl.types import Trajectory
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolBonus:
-    """A tenth per turn that used a tool, at most one; right and wrong answers alike."""
-
-    per_turn: float = 0.1
-    most: float = 1.0
-    distinct: bool = False
-    """Pay per *different* tool call: saying the same thing ten times pays once. Beyond the paper."""
-
-    def __call__(self, trajectory: Trajectory) -> float:
-        calls = [turn.text for turn in trajectory.turns if turn.used_tool]
-        return self.paid(len(set(calls) if self.distinct else calls))
-
-    def paid(self, count: int) -> float:
-        """For so many tool turns."""
-        return min(self.per_turn * count, self.most)
-
 
 tool_bonus, distinct_tool_bonus = ToolBonus(), ToolBonus(distinct=True)
 

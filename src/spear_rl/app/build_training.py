@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from spear_rl.algorithms import Algorithm, CovarianceClip, SettingError, distinct_tool_bonus, named, tool_bonus
-from spear_rl.algorithms.base import AlgorithmError
+from spear_rl.algorithms.wrapping import AlgorithmError
 from spear_rl.app.build_rollout import Player, expert_texts, runner_of, sampling_of, tasks_of
 from spear_rl.app.config import AlgorithmConfig, Config, value_of
 from spear_rl.engines.device import chosen_device, chosen_dtype
@@ -20,7 +20,7 @@ from spear_rl.engines.models.lora import adapter_base, adapter_in_folder, is_ada
 from spear_rl.engines.models.tiny import TINY_SIZES
 from spear_rl.engines.out_of_memory import memory_for
 from spear_rl.errors import ConfigError
-from spear_rl.functional.schedules import constant, cosine
+from spear_rl.functional.losses import constant, cosine
 from spear_rl.train.checkpoint import MANIFEST, checked_manifest
 
 __all__ = ["Player", "algorithm_of", "engine_of", "runner_of", "sampling_of", "tasks_of"]

@@ -39,7 +39,7 @@ def _rows(record: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _worded(value: Any) -> str:
-    from spear_rl.algorithms.base import label
+    from spear_rl.algorithms.wrapping import label
 
     if callable(value) or is_dataclass(value):
         return label(value)

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from spear_rl.functional.inputs import LossFn
+from spear_rl.functional.losses import LossFn
 from spear_rl.types import Completion, Metrics
 
 

@@ -26,7 +26,7 @@ from spear_rl.engines.scoring.master_weights import Masters, largest_entry
 from spear_rl.engines.scoring.micro_batches import Piece, joined, pieces_of
 from spear_rl.engines.vision import Pixels, VisionDecoder
 from spear_rl.errors import UserError
-from spear_rl.functional.inputs import LossInputs
+from spear_rl.functional.losses import LossInputs
 from spear_rl.rollout.generator import Generator, Lockstep, Sampling, Stream, drained
 from spear_rl.types import Completion, Metrics
 

@@ -1,4 +1,4 @@
-"""Advantage estimators: rewards and group labels in, one number an entry out."""
+"""Advantage estimators: rewards and group labels in, one advantage per entry out."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ def group_relative(values: Tensor, groups: Tensor, *, divide_by_std: bool = Fals
     """Center `values` inside each group; the whole of GRPO's estimator.
 
     Args:
-        values: [N] one score an entry.
-        groups: [N] integer label an entry; equal labels are compared with each other.
+        values: [N] one score per entry.
+        groups: [N] one integer label per entry; entries with equal labels are compared.
         divide_by_std: also divide by the group's sample standard deviation plus `eps` (GRPO); without it, Dr. GRPO.
 
     Returns:
-        [N] advantages. A group of one gets 0: it has nothing to be compared with.
+        [N] advantages. A group of one gets 0.
     """
     index, count, shifted = _above_group_minimum(values, groups)
     mean = torch.zeros_like(count).index_add_(0, index, shifted) / count
@@ -61,12 +61,12 @@ def gigpo(
     """Episode advantage plus `step_weight` times the advantage among visits to the same state.
 
     Args:
-        rewards, groups: [N] an episode; the episode mean is over trajectories, not over rows.
-        turn_returns, turn_states, turn_trajectory: [M] a turn; `turn_trajectory` indexes [N].
+        rewards, groups: [N] per episode; the mean is over trajectories, not over rows.
+        turn_returns, turn_states, turn_trajectory: [M] per turn; `turn_trajectory` indexes [N].
             Equal `turn_states` are compared; the caller keeps states of different groups apart.
 
     Returns:
-        [M] one advantage a turn. A state visited once adds 0.
+        [M] one advantage per turn. A state visited once adds 0.
     """
     episode = group_relative(rewards, groups, divide_by_std=divide_by_std)[turn_trajectory]
     turn = group_relative(turn_returns, turn_states, divide_by_std=divide_by_std)
@@ -85,15 +85,15 @@ def recalibrate(
 
 
 def _as_given(result: Tensor, values: Tensor) -> Tensor:
-    """In the precision the values came in; whole numbers become floats."""
+    """`result` in the dtype of `values`; integers become floats."""
     return result.to(values.dtype if values.is_floating_point() else torch.get_default_dtype())
 
 
 def _above_group_minimum(values: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Group index [N], group sizes [K] and values above their group's minimum [N], in double precision.
 
-    Subtracting the minimum first makes a flat group exactly 0 whatever its level, so that rounding can never let
-    an episode of a flat group pass for better than its siblings.
+    Subtracting the minimum first makes the advantages of a flat group exactly 0: rounding would give some of them a
+    tiny positive value, and replay would store those episodes.
     """
     labels, index = torch.unique(groups, return_inverse=True)
     exact = values.to(torch.float64)

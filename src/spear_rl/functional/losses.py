@@ -1,34 +1,73 @@
-"""Policy losses. Every tensor is [B, T]; column t always describes token t."""
+"""Policy losses: what a loss is given and returns, PPO's clipped objective, covariance clipping, reductions, schedules.
+
+Pure functions, and records of their settings. Every tensor is [B, T]; column t always describes token t.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from spear_rl.functional.covariance import (
-    clip_is_active,
-    high_covariance_penalty,
-    keep_low_covariance,
-    log_ratio,
-    token_covariance,
-)
-from spear_rl.functional.inputs import LossFn, LossInputs, LossOutput, Reduce, fixed_length_mean, token_mean
 
-__all__ = [
-    "LossFn",
-    "LossInputs",
-    "LossOutput",
-    "Reduce",
-    "clipped_surrogate",
-    "fixed_length_mean",
-    "high_covariance_penalty",
-    "keep_low_covariance",
-    "reference_kl",
-    "token_covariance",
-    "token_mean",
-]
+@dataclass(frozen=True, slots=True)
+class LossInputs:
+    """What a policy loss is given; column t always describes token t."""
+
+    logprobs: Tensor
+    """Of the policy being trained; carries the gradient."""
+    old_logprobs: Tensor
+    """Of the policy that sampled the tokens."""
+    advantages: Tensor
+    mask: Tensor
+    """True on the tokens the policy wrote and that train."""
+    entropy: Tensor | None = None
+    """Of the policy's distribution at each token, where the engine gives it."""
+    ref_logprobs: Tensor | None = None
+    """Of a frozen reference, where the engine has one."""
+    generator: torch.Generator | None = None
+    """The random stream that a loss with a random part draws from; None is torch's global one."""
+    beside: LossInputs | None = None
+    """Of other rows of the same optimizer step, where the engine has scored some before these."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossOutput:
+    """A scalar to differentiate and scalars to log."""
+
+    loss: Tensor
+    metrics: dict[str, Tensor]
+
+
+LossFn = Callable[[LossInputs], LossOutput]
+"""A pure function of a whole mini-batch: the engine's micro-batches are invisible here."""
+
+Reduce = Callable[[Tensor, Tensor], Tensor]
+"""[B, T] values and [B, T] mask in, a scalar out."""
+
+
+def token_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Every token weighs the same (DAPO)."""
+    return _masked(values, mask).sum() / mask.sum().clamp(min=1)
+
+
+def sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """The mean over rows of each row's token mean: every sequence weighs the same (GRPO as published)."""
+    return (_masked(values, mask).sum(1) / mask.sum(1).clamp(min=1)).mean()
+
+
+def fixed_length_mean(values: Tensor, mask: Tensor, *, length: int) -> Tensor:
+    """Sum over tokens divided by a constant length, mean over rows: no reward for being long (Dr. GRPO)."""
+    return _masked(values, mask).sum() / (values.shape[0] * length)
+
+
+def _masked(values: Tensor, mask: Tensor) -> Tensor:
+    """0 where the mask is 0, even where the value there is not finite; a fractional mask is a weight."""
+    return torch.where(mask.bool(), values * mask, 0.0)
 
 
 def clipped_surrogate(
@@ -48,8 +87,8 @@ def clipped_surrogate(
     Args:
         dual_clip: the loss of a token with a negative advantage never exceeds -dual_clip * A.
         keep: [B, T] weights, e.g. 0 on tokens that covariance clipping drops; they still count in the reduction.
-        penalty: [B, T] extra loss a token, e.g. KL-Cov's.
-        entropy_bonus: how much of the reduced entropy is subtracted from the loss.
+        penalty: [B, T] extra loss per token, e.g. KL-Cov's.
+        entropy_bonus: coefficient of the reduced entropy, which is subtracted from the loss.
         kl_coefficient: weight of the KL term to the frozen reference.
     """
     mask = inputs.mask
@@ -97,3 +136,208 @@ def _given(tensor: Tensor | None, name: str) -> Tensor:
     if tensor is None:
         raise ValueError(f"this loss needs {name} in its LossInputs, and the engine gave none")
     return tensor
+
+
+def token_covariance(inputs: LossInputs, *, joint: bool = False) -> Tensor:
+    """[B, T] (A - mean A)(logp - mean logp), means over all training tokens of the mini-batch; 0 where masked.
+
+    Args:
+        joint: the means are over the rows `beside` these too.
+    """
+    parts = [inputs]
+    while joint and (beside := parts[-1].beside) is not None:
+        parts.append(beside)
+    sums = torch.stack([_sums(part) for part in parts]).sum(0)
+    mean_advantage, mean_logprob = sums[:2] / sums[2].clamp(min=1)
+    spread = (inputs.advantages - mean_advantage) * (inputs.logprobs.detach() - mean_logprob)
+    return torch.where(inputs.mask.bool(), spread, 0.0)
+
+
+def _sums(inputs: LossInputs) -> Tensor:
+    """[3] of the training tokens: their advantages, their log-probabilities, their number."""
+    mask, logprobs = inputs.mask.bool(), inputs.logprobs.detach()
+    values = (torch.where(mask, x, 0.0).sum() for x in (inputs.advantages.to(logprobs.dtype), logprobs))
+    return torch.stack([*values, mask.sum().to(logprobs.dtype)])
+
+
+@torch.no_grad()
+def keep_low_covariance(
+    inputs: LossInputs,
+    *,
+    fraction: float,
+    low: float,
+    high: float,
+    generator: torch.Generator | None,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    joint: bool = False,
+) -> Tensor:
+    """Clip-Cov: [B, T] weights, 0 on a random few of the tokens with low < covariance < high, else 1.
+
+    At most max(1, floor(fraction * training tokens)) are dropped, never one that the PPO clip has already silenced. The
+    draw does not depend on how rows are ordered or padded: candidates are sorted by their values first.
+    """
+    mask = inputs.mask.bool()
+    covariance = token_covariance(inputs, joint=joint)
+    unclipped = ~clip_is_active(inputs, clip_low=clip_low, clip_high=clip_high)
+    rows, columns = torch.nonzero(mask & unclipped & (covariance > low) & (covariance < high), as_tuple=True)
+    order = _canonical_order(inputs, rows, columns)
+    count = max(int(fraction * int(mask.sum())), 1)
+    chosen = order[torch.randperm(len(order), generator=generator)[:count].to(order.device)]
+    keep = torch.ones_like(inputs.logprobs)
+    keep[rows[chosen], columns[chosen]] = 0
+    return keep
+
+
+def high_covariance_penalty(inputs: LossInputs, *, fraction: float, beta: float, joint: bool = False) -> Tensor:
+    """KL-Cov: [B, T] beta * |log ratio| on the max(1, floor(fraction * tokens)) of highest covariance, else 0."""
+    rows, columns = torch.nonzero(inputs.mask.bool(), as_tuple=True)
+    order = _canonical_order(inputs, rows, columns)
+    covariance = token_covariance(inputs, joint=joint)[rows, columns]
+    ranked = order[torch.argsort(covariance[order], descending=True, stable=True)]
+    top = ranked[: max(int(fraction * len(rows)), 1)]
+    chosen = torch.zeros_like(inputs.logprobs)
+    chosen[rows[top], columns[top]] = 1
+    return beta * chosen * log_ratio(inputs).abs()
+
+
+def _canonical_order(inputs: LossInputs, rows: Tensor, columns: Tensor) -> Tensor:
+    """An order of the given tokens that only their values decide: old log-probability, then advantage, then logp."""
+    order = torch.arange(len(rows), device=rows.device)
+    for values in (inputs.logprobs.detach(), inputs.advantages, inputs.old_logprobs):
+        order = order[torch.argsort(values[rows, columns][order], stable=True)]
+    return order
+
+
+def log_ratio(inputs: LossInputs) -> Tensor:
+    """[B, T] logp - old_logp, clamped to [-20, 20]; 0 (and without gradient) where masked."""
+    mask = inputs.mask.bool()
+    return torch.where(mask, inputs.logprobs - inputs.old_logprobs, 0.0).clamp(-20, 20)
+
+
+def clip_is_active(inputs: LossInputs, *, clip_low: float, clip_high: float) -> Tensor:
+    """[B, T] True where PPO's clip has silenced the token: it moved past the bound its advantage favours."""
+    ratio, advantages = log_ratio(inputs).exp(), inputs.advantages
+    return ((advantages > 0) & (ratio > 1 + clip_high)) | ((advantages < 0) & (ratio < 1 - clip_low))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMean:
+    """Every token weighs the same (DAPO)."""
+
+    def __call__(self, values: Tensor, mask: Tensor) -> Tensor:
+        return token_mean(values, mask)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceMean:
+    """Every sequence weighs the same (GRPO as published)."""
+
+    def __call__(self, values: Tensor, mask: Tensor) -> Tensor:
+        return sequence_mean(values, mask)
+
+
+@dataclass(frozen=True, slots=True)
+class FixedLength:
+    """Sums over tokens, divided by a constant length (Dr. GRPO)."""
+
+    length: int
+
+    def __call__(self, values: Tensor, mask: Tensor) -> Tensor:
+        return fixed_length_mean(values, mask, length=self.length)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CovarianceClip:
+    """Settings of covariance clipping (arXiv 2505.22617): tokens of high covariance make the policy over-confident."""
+
+    kind: Literal["clip", "kl", "none"] = "clip"
+    fraction: float = 0.02
+    low: float = 2.0
+    high: float = 60.0
+    beta: float = 1.0
+    """Weight of KL-Cov's penalty."""
+    joint_means: bool = False
+    """The means behind the covariance are over the other rows of the optimizer step too (`LossInputs.beside`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClippedSurrogate:
+    """PPO's clipped objective and what may be added to it: `functional.clipped_surrogate` with these settings."""
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = None
+    covariance: CovarianceClip | None = None
+    entropy_bonus: float = 0.0
+    kl: float = 0.0
+    """Weight of the KL to a frozen reference; above 0 the engine needs one."""
+    reduction: Reduce = TokenMean()
+
+    def __call__(self, inputs: LossInputs) -> LossOutput:
+        return clipped_surrogate(
+            inputs,
+            clip_low=self.clip_low,
+            clip_high=self.clip_high,
+            dual_clip=self.dual_clip,
+            keep=self.keep,
+            penalty=self._penalty if self.covariance and self.covariance.kind == "kl" else None,
+            entropy_bonus=self.entropy_bonus,
+            kl_coefficient=self.kl,
+            reduce=self.reduction,
+        )
+
+    @property
+    def keep(self) -> Callable[[LossInputs], Tensor] | None:
+        """The [B, T] weights of Clip-Cov as a function, 0 on the tokens it drops; None without it."""
+        return self._kept if self.covariance and self.covariance.kind == "clip" else None
+
+    def _kept(self, inputs: LossInputs) -> Tensor:
+        assert self.covariance
+        own = {"fraction": self.covariance.fraction, "low": self.covariance.low, "high": self.covariance.high}
+        bounds = {"clip_low": self.clip_low, "clip_high": self.clip_high}
+        joint = self.covariance.joint_means
+        return keep_low_covariance(inputs, generator=inputs.generator, joint=joint, **own, **bounds)
+
+    def _penalty(self, inputs: LossInputs) -> Tensor:
+        assert self.covariance
+        clip = self.covariance
+        return high_covariance_penalty(inputs, fraction=clip.fraction, beta=clip.beta, joint=clip.joint_means)
+
+
+Schedule = Callable[[int], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """Always `value`."""
+
+    value: float
+
+    def __call__(self, step: int) -> float:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Cosine:
+    """Half a cosine from `start` at step 0 to `end` at `steps`; `end` after that.
+
+    The paper's mu(t) is `cosine(1, 0, T_decay)` and its gamma(t) is `cosine(0, c, T_warm)`.
+    """
+
+    start: float
+    end: float
+    steps: int
+
+    def __call__(self, step: int) -> float:
+        if step >= self.steps:
+            return self.end
+        return self.end + (self.start - self.end) * (1 + math.cos(math.pi * step / self.steps)) / 2
+
+
+constant, cosine = Constant, Cosine
+
+
+def as_schedule(coefficient: float | Schedule) -> Schedule:
+    """A number as a constant schedule; a schedule as it is."""
+    return coefficient if callable(coefficient) else Constant(coefficient)

@@ -31,7 +31,7 @@ from spear_rl.algorithms import tool_bonus as core_bonus
 from spear_rl.algorithms.spear import PAPER_BONUS
 from spear_rl.errors import ConfigError, MissingExtraError, UserError
 from spear_rl.functional import LossInputs, Reduce
-from spear_rl.functional.schedules import Schedule, as_schedule
+from spear_rl.functional.losses import Schedule, as_schedule
 from spear_rl.train.stored_state import stored_state, taking_up
 from spear_rl.types import Completion, Group, Metrics, Stop, Trajectory, Turn
 

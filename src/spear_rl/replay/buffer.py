@@ -1,4 +1,4 @@
-"""What is remembered between steps: good episodes, and how well groups have been doing. Standard library only."""
+"""What is kept between steps: good episodes, and the mean rewards of recent groups. Standard library only."""
 
 from __future__ import annotations
 

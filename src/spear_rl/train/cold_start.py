@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable, Sequence
 
 from spear_rl.engines.base import Engine, Term
-from spear_rl.functional.inputs import LossInputs, LossOutput, token_mean
-from spear_rl.train.collate import collate
+from spear_rl.functional.losses import LossInputs, LossOutput, token_mean
+from spear_rl.train.step import collate
 from spear_rl.types import Metrics, Trajectory
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
+from spear_rl.train.step import mean_measures
 from spear_rl.types import Group, Metrics, Trajectory
 
 
@@ -69,12 +70,6 @@ def evaluation(groups: Sequence[Group]) -> Evaluation:
         metrics=mean_measures(played),
         counts={g.task_id: (sum(t.success for t in g.trajectories), len(g.trajectories)) for g in groups},
     )
-
-
-def mean_measures(played: Sequence[Trajectory]) -> Metrics:
-    """The mean of every measure that some episode has; one that ended before its first turn has earned 0."""
-    names = sorted({name for t in played for name in t.metrics})
-    return {name: fmean(t.metrics.get(name, 0.0) for t in played) for name in names}
 
 
 def merged(rounds: Sequence[Sequence[Group]]) -> list[Group]:

@@ -15,7 +15,7 @@ from typing import Protocol
 from torch import Tensor
 
 from spear_rl.engines.base import Batch
-from spear_rl.train.collate import collate
+from spear_rl.train.step import collate
 from spear_rl.types import Completion, Group
 
 

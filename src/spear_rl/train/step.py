@@ -1,4 +1,4 @@
-"""One training step, start to end: play, judge, learn, remember."""
+"""One training step, start to end: play, judge, learn, remember. Below it: episodes to tensors, and metrics."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from statistics import fmean
 
 import torch
 
 from spear_rl.algorithms.base import Algorithm
-from spear_rl.engines.base import Engine, Term
-from spear_rl.train.collate import collate
-from spear_rl.train.evaluate import mean_measures
-from spear_rl.types import Group, Metrics
+from spear_rl.engines.base import Batch, Engine, ImageBatch, Term
+from spear_rl.types import Completion, Group, Metrics, Trajectory, Turn
 
 CollectFn = Callable[[int], list[Group]]
-"""Step in, that step's groups out. Ours is `rollout.collect`; a foreign framework may bring its own."""
+"""Step in, that step's groups out: `rollout.collect_groups`, or another framework's rollout."""
 
 PlayedFn = Callable[[Sequence[Group], Sequence[Sequence[float]], Sequence[Sequence[str]]], None]
-"""Told what was played, with one advantage a turn and why a turn does not train ("" if it does)."""
+"""Called with the groups, one advantage per turn, and why a turn does not train ("" if it does)."""
 
 
 def train_step(
@@ -36,7 +35,7 @@ def train_step(
     num_minibatches: int = 1,
     on_played: PlayedFn | None = None,
 ) -> Metrics:
-    """Play with the current policy, take `num_minibatches` optimizer steps, remember what went well."""
+    """Collect episodes with the current policy, take `num_minibatches` optimizer steps, store the good episodes."""
     metrics: Metrics = {}
     with timed("time/rollout", metrics):
         groups = algorithm.shaped(collect(step), step)
@@ -45,7 +44,7 @@ def train_step(
     turn_advantages = algorithm.advantages(groups)
     dropped = algorithm.dropped(groups)
     batch = collate(played, turn_advantages, pad_id=engine.pad_id, dropped=dropped)
-    policy = [Term("policy", batch, algorithm.loss, generator=algorithm.generator)] if batch else []
+    policy = [Term("policy", batch, algorithm.loss, generator=algorithm.generator)] if batch is not None else []
     if on_played:
         on_played(groups, turn_advantages, dropped)
 
@@ -56,8 +55,8 @@ def train_step(
         drawn = imitation.draw(step, rng, num_played=len(played))
         metrics |= drawn.metrics
         batch = collate(drawn.trajectories, drawn.turn_advantages, pad_id=engine.pad_id, dropped=drawn.dropped)
-        if batch:
-            wanted = round(len(batch) / drawn.share)
+        if batch is not None:
+            wanted = round(len(batch.mask) / drawn.share)
             replay = [Term("replay", batch, imitation.loss, imitation.weight(step), imitation.generator, wanted)]
 
     with timed("time/update", metrics):
@@ -73,13 +72,103 @@ def train_step(
     return metrics | rollout_metrics(groups) | ledger(dropped) | {"rollout/bonus": fmean(t.bonus for t in played)}
 
 
+@dataclass(frozen=True)
+class _Answer:
+    """What the policy wrote, and where in its row."""
+
+    column: int
+    completion: Completion
+    advantage: float
+    trains: bool
+
+
+@dataclass
+class Row:
+    """One line of a batch."""
+
+    ids: list[int] = field(default_factory=list)
+    answers: list[_Answer] = field(default_factory=list)
+    images: tuple[bytes, ...] = ()
+
+
+def rows(trajectory: Trajectory, turn_advantages: Sequence[float], dropped: Sequence[str] | None = None) -> list[Row]:
+    """One row, or several where a prompt does not extend what came before it; none where nothing would train.
+
+    Two turns with prompts [1 2] and [1 2 7 3 4] and answers [7] and [8] make one row:
+
+        ids   1 2 7 3 4 8
+        mask  . . x . . x
+
+    A dropped turn's answer stays in the row as context, with its mask off.
+    """
+    out: list[Row] = []
+    reasons = dropped or [""] * len(trajectory.turns)
+    for turn, advantage, reason in zip(trajectory.turns, turn_advantages, reasons, strict=True):
+        if not out or not _extends(turn, out[-1]):
+            out.append(Row())
+        row = out[-1]
+        row.images = turn.images
+        row.ids += turn.prompt_ids[len(row.ids) :]
+        row.answers.append(_Answer(len(row.ids), turn.completion, advantage, not reason))
+        row.ids += turn.completion.token_ids
+    return [row for row in out if any(answer.trains and answer.completion.token_ids for answer in row.answers)]
+
+
+def _extends(turn: Turn, row: Row) -> bool:
+    """Whether a turn's prompt begins with the row; the same placeholder tokens may stand for other pictures."""
+    return turn.prompt_ids[: len(row.ids)] == row.ids and turn.images[: len(row.images)] == row.images
+
+
+def collate(
+    trajectories: Sequence[Trajectory],
+    turn_advantages: Sequence[Sequence[float]],
+    *,
+    pad_id: int,
+    dropped: Sequence[Sequence[str]] | None = None,
+) -> Batch | None:
+    """Pad the rows of many episodes into one batch; None if no token of them trains."""
+    reasons = dropped or [[""] * len(t.turns) for t in trajectories]
+    flat = [r for t, a, why in zip(trajectories, turn_advantages, reasons, strict=True) for r in rows(t, a, why)]
+    if not flat:
+        return None
+    lengths = torch.tensor([len(row.ids) for row in flat])
+    attention = torch.arange(int(lengths.max())) < lengths[:, None]
+    input_ids = torch.full(attention.shape, pad_id)
+    input_ids[attention] = torch.tensor(list(chain.from_iterable(row.ids for row in flat)))
+
+    # Only the policy's own tokens, a few in a hundred, have anything in the other tensors.
+    answers = [(number, answer) for number, row in enumerate(flat) for answer in row.answers]
+    sizes = torch.tensor([len(answer.completion.token_ids) for _, answer in answers])
+    ends = sizes.cumsum(0)
+    line = torch.tensor([number for number, _ in answers]).repeat_interleave(sizes)
+    begins = torch.tensor([answer.column for _, answer in answers])
+    place = (line, torch.arange(int(ends[-1])) + (begins - (ends - sizes)).repeat_interleave(sizes))
+    advantages = torch.tensor([answer.advantage for _, answer in answers]).repeat_interleave(sizes)
+    if any(answer.completion.weights for _, answer in answers):
+        weights = (a.completion.weights or [1.0] * len(a.completion.token_ids) for _, a in answers)
+        advantages = advantages * torch.tensor(list(chain.from_iterable(weights)))
+    old = torch.tensor(list(chain.from_iterable(answer.completion.logprobs for _, answer in answers)))
+    trains = torch.tensor([answer.trains for _, answer in answers]).repeat_interleave(sizes)
+    batch = Batch(
+        input_ids=input_ids,
+        attention=attention,
+        mask=torch.zeros(attention.shape, dtype=torch.bool).index_put(place, trains),
+        old_logprobs=torch.zeros(attention.shape).index_put(place, old),
+        advantages=torch.zeros(attention.shape).index_put(place, advantages),
+    )
+    if not any(row.images for row in flat):
+        return batch
+    tensors = {f.name: getattr(batch, f.name) for f in fields(Batch)}
+    return ImageBatch(**tensors, images=tuple(row.images for row in flat))
+
+
 def minibatches(terms: Sequence[Term], count: int, rng: random.Random) -> list[list[Term]]:
-    """The rows of every term dealt out at random to `count` updates; one update keeps them as they are."""
+    """The rows of every term, split at random into `count` updates; a single update keeps their order."""
     if not terms or count == 1:
         return [[weighed(term, 1) for term in terms]] if terms else []
     updates: list[list[Term]] = [[] for _ in range(count)]
     for term in terms:
-        order = rng.sample(range(len(term.batch)), len(term.batch))
+        order = rng.sample(range(len(term.batch.mask)), len(term.batch.mask))
         for number, update in enumerate(updates):
             if chosen := order[number::count]:
                 update.append(weighed(replace(term, batch=term.batch.rows(torch.tensor(chosen))), count))
@@ -88,12 +177,12 @@ def minibatches(terms: Sequence[Term], count: int, rng: random.Random) -> list[l
 
 def weighed(term: Term, count: int) -> Term:
     """A term, a mean over its rows, weighed by those it has over those it wanted of one of `count` updates."""
-    wanted = term.rows_wanted // count
-    return replace(term, weight=term.weight * len(term.batch) / wanted) if len(term.batch) < wanted else term
+    rows, wanted = len(term.batch.mask), term.rows_wanted // count
+    return replace(term, weight=term.weight * rows / wanted) if rows < wanted else term
 
 
 def rollout_metrics(groups: Sequence[Group]) -> Metrics:
-    """How the played episodes went, by the task's own measure."""
+    """Metrics of the played episodes, by the task's own reward."""
     played = [t for group in groups for t in group.trajectories]
     turns = [turn for t in played for turn in t.turns]
     stops = Counter(t.stop for t in played)
@@ -114,6 +203,12 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
         | {f"rollout/stop_{stop}": stops[stop] / len(played) for stop in stops}
         | {f"rollout/{name}": mean for name, mean in mean_measures(played).items()}
     )
+
+
+def mean_measures(played: Sequence[Trajectory]) -> Metrics:
+    """The mean of every measure that some episode has; an episode without a turn counts 0."""
+    names = sorted({name for t in played for name in t.metrics})
+    return {name: fmean(t.metrics.get(name, 0.0) for t in played) for name in names}
 
 
 def ledger(dropped: Sequence[Sequence[str]]) -> Metrics:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spear_rl.algorithms import Algorithm, ClippedSurrogate, FixedLength, SequenceMean, TokenMean
-from spear_rl.algorithms.base import label
+from spear_rl.algorithms.wrapping import label
 from spear_rl.app.build_rollout import tasks_of
 from spear_rl.app.build_training import algorithm_of
 from spear_rl.app.config import Config, load, to_toml, value_of

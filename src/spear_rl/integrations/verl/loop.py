@@ -17,7 +17,7 @@ from spear_rl.integrations.verl.launch import config_of
 from spear_rl.integrations.verl.rows import fields_of
 from spear_rl.io.escaping import one_line
 from spear_rl.rollout import LAYOUTS, ChatRenderer, Task, collect_groups
-from spear_rl.train.collate import collate
+from spear_rl.train.step import collate
 from spear_rl.types import Completion, Group, Trajectory
 
 _threads = ThreadPoolExecutor(max_workers=1024, thread_name_prefix="episode")  # they wait most of the time
