@@ -1,20 +1,22 @@
 # make quickstart    install into .venv and train a small agent (two to five minutes on two cores)
 # make test          install into .venv and run every test
 # make check         format, lint, types, import contracts
+# make docs          the documentation site, into site/; a broken link or reference fails
+# make pages         write again what is generated in docs/: the page of settings and the figures
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WEIGHTS := $(VENV)/.smollm2
 
-.PHONY: install smollm2 quickstart test test-stock test-verl test-fast check format clean
+.PHONY: install smollm2 quickstart test test-stock test-verl test-fast check docs pages format clean
 
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev,docs]'
 	touch $(STAMP)
 
 # The smallest real language model, for engine.model=smollm2.
@@ -32,7 +34,7 @@ $(WEIGHTS): $(STAMP)
 TEST_PROCESSES ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
-test: install smollm2 check
+test: install smollm2 check docs
 	$(PYTEST)
 
 # Compares household and alfworld with the stock engine, in an environment of its own (it builds two packages from source).
@@ -54,14 +56,22 @@ test-fast: install
 	$(PYTEST) -m 'not slow'
 
 check: install
-	$(BIN)/ruff format --check src tests benchmarks examples
-	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples docs/tools
+	$(BIN)/ruff check src tests benchmarks examples docs/tools
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+# Not with --quiet: it would hide the warnings that --strict counts.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+pages: install
+	$(BIN)/python docs/tools/settings_page.py
+	$(BIN)/python benchmarks/figures.py
+
 format: install
-	$(BIN)/ruff format src tests benchmarks examples
-	$(BIN)/ruff check --fix src tests benchmarks examples
+	$(BIN)/ruff format src tests benchmarks examples docs/tools
+	$(BIN)/ruff check --fix src tests benchmarks examples docs/tools
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
