@@ -37,7 +37,7 @@ class Overlong:
 
 @dataclass(frozen=True, slots=True)
 class Void:
-    """Turns without a well-formed action. One that the environment refuses is well-formed: it trains, with its penalty."""
+    """Turns without a well-formed action. A refused action is well-formed: it trains, with its penalty."""
 
     def __call__(self, groups: Sequence[Group]) -> list[list[str]]:
         return _turn_by_turn(groups, "void", lambda turn: turn.invalid not in ("", INADMISSIBLE))
