@@ -1,10 +1,11 @@
-"""Which files the untrusted code may read: the standard library and the packages loaded for it, nothing else."""
+"""The files that untrusted code may read: the standard library and the packages loaded for it."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -16,25 +17,22 @@ STANDARD = (
     *("subprocess", "tempfile", "textwrap", "threading", "time", "timeit", "traceback", "typing", "unicodedata"),
     *("unittest", "uuid", "warnings", "zlib", "zoneinfo"),
 )
-"""Loaded beforehand: the usual ones for speed, those with a shared library because it cannot be opened later."""
+"""Imported beforehand: for speed, and because a shared library cannot be opened later."""
 
 LAZY = {"numpy": ("numpy.random", "numpy.linalg", "numpy.fft", "numpy.polynomial", "numpy.ma")}
-"""What a package would load at first use, in every child anew."""
+"""Submodules that every child would otherwise import at first use."""
 
 OTHERS_PACKAGES = ("site-packages", "dist-packages")
 DEVICES = {"/dev/null": True, "/dev/zero": False, "/dev/urandom": False}
-"""path -> whether it may be written to. Not /dev/random: before Linux 5.6 any process can drain its pool."""
+"""path -> whether it is writable. Not /dev/random: before Linux 5.6 any process can drain its pool."""
 
 
 def preloaded(packages: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Import what untrusted code will want: (folders and files of the packages, packages that are not installed)."""
-    before = set(sys.modules)
-    missing: list[str] = []
+    """Import the packages: (their directories and files, packages that are not installed)."""
+    before, missing = set(sys.modules), []
     for name in STANDARD:
-        try:
+        with suppress(ImportError):  # a Python built without it
             import_module(name)
-        except ImportError:  # a Python built without it
-            continue
     standard = set(sys.modules)
     for name in packages:
         try:
@@ -47,7 +45,7 @@ def preloaded(packages: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def standard_rules(folders: Sequence[str]) -> Iterator[tuple[str, bool]]:
-    """(path, whether it is only listed) of the standard library, less other people's packages that lie inside it."""
+    """(path, whether it may only be listed) of the standard library, without the packages installed inside it."""
     for folder in folders:
         if not os.path.isdir(folder):
             if os.path.exists(folder):
@@ -60,7 +58,7 @@ def standard_rules(folders: Sequence[str]) -> Iterator[tuple[str, bool]]:
 
 
 def _paths(name: str) -> Iterator[str]:
-    """Where a loaded top-level module lies, with the shared libraries that wheels put beside it."""
+    """The location of a loaded top-level module, and of the shared libraries that wheels install beside it."""
     module = sys.modules.get(name)
     file, folders = getattr(module, "__file__", None), getattr(module, "__path__", None)
     for path in [*folders] if folders is not None else [file] if file else []:

@@ -1,6 +1,6 @@
-"""Inside the sandbox: runs one piece of code after another in one namespace, like the cells of a notebook.
+"""Inside the sandbox: runs code in one namespace, like the cells of a notebook.
 
-The code can reach and change all of this; nothing outside trusts what it says.
+The code can reach and change all of this; nothing outside trusts it.
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ import contextlib
 import errno
 import io
 import linecache
-import os
 import random
 import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from types import CodeType, ModuleType, TracebackType
+from types import CodeType, ModuleType
 from typing import Any, TextIO
 
 from spear_rl.sandbox.protocol import CELL, DONE, HEADER, OUT_OF_MEMORY, RAISED, SEED, frame, read_exactly, write_all
 
 RESERVE = 1 << 20
-"""Kept back, so that there is memory left to say that there is none."""
+"""Memory kept free for reporting that there is none left."""
 
 
 class Notebook:
@@ -46,13 +45,13 @@ class Notebook:
         try:
             self._execute(source, f"<cell {self._num_cells}>")
         except SystemExit as stop:
-            return (DONE, "") if stop.code in (None, 0) else (RAISED, self._short(f"SystemExit: {stop.code}"))
+            return (DONE, "") if stop.code in (None, 0) else (RAISED, self._shortened(f"SystemExit: {stop.code}"))
         except MemoryError as error:
             del reserve
-            return OUT_OF_MEMORY, self._told(error)
-        except BaseException as error:  # KeyboardInterrupt and the like are the code's own business
+            return OUT_OF_MEMORY, self._traceback(error)
+        except BaseException as error:
             del reserve
-            return RAISED, self._told(error)
+            return RAISED, self._traceback(error)
         return DONE, ""
 
     def _execute(self, source: str, name: str) -> None:
@@ -70,21 +69,21 @@ class Notebook:
                 self._main.__dict__["_"] = value
                 print(repr(value))
 
-    def _told(self, error: BaseException) -> str:
+    def _traceback(self, error: BaseException) -> str:
         """A traceback of the code's own lines."""
         try:
-            told = traceback.TracebackException.from_exception(error)
-            _keep_own_frames(told, set())
-            text = "".join(told.format())
+            summary = traceback.TracebackException.from_exception(error)
+            _keep_own_frames(summary, set())
+            text = "".join(summary.format())
             if isinstance(error, OSError) and error.errno == errno.EFBIG:
                 text += "(too much output, or too large a file)\n"
-            _clear_frames(error.__traceback__)
-        except BaseException:  # an exception may lie about itself in any way, or there may be no memory
+            traceback.clear_frames(error.__traceback__)
+        except BaseException:  # an exception's methods are untrusted, and there may be no memory
             text = type(error).__name__
-        return self._short(text)
+        return self._shortened(text)
 
-    def _short(self, text: str) -> str:
-        """The text without the host's paths and within its length; of a traceback the end tells most."""
+    def _shortened(self, text: str) -> str:
+        """The text without the host's paths and within the limit; the end of a traceback says most."""
         for path in self._hidden:
             text = text.replace(path, "<python>")
         if len(text) > self._max_chars:
@@ -94,19 +93,19 @@ class Notebook:
 
 
 def text_stream(descriptor: int) -> TextIO:
-    """Written through at every line, so that what was printed before a time-out is there."""
+    """Line-buffered, so that output before a time-out is kept."""
     raw = io.BufferedWriter(io.FileIO(descriptor, "w", closefd=False))
     return io.TextIOWrapper(raw, "utf-8", "replace", line_buffering=True)
 
 
 def serve(requests: int, replies: int, notebook: Notebook, streams: tuple[TextIO, TextIO]) -> None:
-    """Answer requests until there are no more."""
-    spoiled = []  # kept, or they would write what they still hold when they are thrown away
+    broken = []  # kept alive: a discarded stream would write its buffer
     while True:
         kind, length = HEADER.unpack(read_exactly(requests, HEADER.size))
         payload = read_exactly(requests, length)
         if kind == SEED:
-            seed_randomness(int(payload))
+            random.seed(int(payload))
+            seed_numpy(int(payload) % (1 << 32))
         elif kind == CELL:
             sys.stdout, sys.stderr = streams
             ending, text = notebook.run(payload.decode("utf-8", "surrogatepass"))
@@ -117,40 +116,25 @@ def serve(requests: int, replies: int, notebook: Notebook, streams: tuple[TextIO
                 for stream in streams:
                     stream.flush()
             except (OSError, ValueError):  # full or closed
-                spoiled.append(streams)
+                broken.append(streams)
                 streams = text_stream(1), text_stream(2)
-            # An alarm that was never called off must not ring between two cells.
+            # A timer that the code left running must not fire between two cells.
             for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
                 signal.setitimer(timer, 0)
             write_all(replies, frame(ending, text.encode("utf-8", "replace")))
 
 
-def seed_randomness(seed: int) -> None:
-    """Start the usual generators from a number."""
-    random.seed(seed)
-    _seed_numpy(seed % (1 << 32))
-
-
-def freshen_randomness() -> None:
-    """Make a forked process draw other numbers than its brothers. Python does it for `random` by itself."""
-    _seed_numpy(int.from_bytes(os.urandom(4), "big"))
-
-
-def _seed_numpy(seed: int) -> None:
+def seed_numpy(seed: int) -> None:
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(seed)
 
 
-def _keep_own_frames(told: traceback.TracebackException | None, seen: set[int]) -> None:
-    if told is None or id(told) in seen:
+def _keep_own_frames(summary: traceback.TracebackException | None, seen: set[int]) -> None:
+    if summary is None or id(summary) in seen:
         return
-    seen.add(id(told))
-    told.stack = traceback.StackSummary.from_list([f for f in told.stack if f.filename.startswith("<cell ")])
-    for other in (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ())):
+    seen.add(id(summary))
+    own = [frame for frame in summary.stack if frame.filename.startswith("<cell ")]
+    summary.stack = traceback.StackSummary.from_list(own)
+    for other in (summary.__cause__, summary.__context__, *(getattr(summary, "exceptions", None) or ())):
         _keep_own_frames(other, seen)
-
-
-def _clear_frames(trace: TracebackType | None) -> None:
-    """Let go of what the failed functions held."""
-    traceback.clear_frames(trace)

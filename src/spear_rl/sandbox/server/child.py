@@ -1,6 +1,6 @@
-"""A child of the fork-server, from the fork to its end. What can be made ready for all is made before the fork.
+"""A child of the fork server, from the fork to its end. Whatever all children share is prepared before the fork.
 
-Every page a child touches is copied for it alone, which is most of what a call costs: it does as little as it can.
+Every page that a child touches is copied, which is most of a call's cost: it does as little as possible.
 """
 
 from __future__ import annotations
@@ -18,66 +18,66 @@ from typing import NoReturn
 from spear_rl.sandbox.isolation import namespaces
 from spear_rl.sandbox.isolation.backends import Isolation
 from spear_rl.sandbox.protocol import BROKEN, READY, frame, write_all
-from spear_rl.sandbox.server.cell import Notebook, freshen_randomness, serve, text_stream
+from spear_rl.sandbox.server.cell import Notebook, seed_numpy, serve, text_stream
 
 REQUESTS, REPLIES = 3, 4
 RULESET, MOVING = 100, 200
-"""Where descriptors are kept, and parked while they are renumbered: beyond what a child uses."""
+"""Descriptor numbers beyond those a child uses: for the Landlock ruleset, and while descriptors are renumbered."""
 PIPE_BYTES = 16384
-REHEARSAL = {
+WARM_UP = {
     "numpy": "from numpy import *\nlinalg.solve(eye(2), ones(2))",
     "sympy": "from sympy import *\nx = Symbol('x')\n"
     "solve(x**2 - 5*x + 6, x), integrate(x**2, (x, 0, 1)), simplify(sin(x)**2 + cos(x)**2)",
 }
 
 
-class Stage:
-    """All that a child needs but its descriptors. From here on this process looks as a child should find it."""
+class ChildTemplate:
+    """What all children share but their descriptors. Turns this process into what a child should start from."""
 
-    def __init__(self, held: Isolation, *, hidden_paths: Sequence[str]) -> None:
-        self._held = held
-        self._texts = text_stream(1), text_stream(2)
+    def __init__(self, isolation: Isolation, *, hidden_paths: Sequence[str]) -> None:
+        self._isolation = isolation
+        self._streams = text_stream(1), text_stream(2)
         sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), encoding="utf-8")
-        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__ = self._texts  # type: ignore[misc, assignment]
-        self._notebook = Notebook(max_chars=held.limits.output_chars, hidden_paths=hidden_paths)
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__ = self._streams  # type: ignore[misc, assignment]
+        self._notebook = Notebook(max_chars=isolation.limits.output_chars, hidden_paths=hidden_paths)
         os.environ.clear()
-        if held.backend == "namespaces":
+        if isolation.backend == "namespaces":
             os.environ.update(HOME=namespaces.SCRATCH, TMPDIR=namespaces.SCRATCH)
         for name in [name for name in sys.modules if name.partition(".")[0] == "spear_rl"]:
             del sys.modules[name]
 
-    def play(self, requests: int, replies: int, streams: list[int], *, server: int) -> NoReturn:
-        """The whole life of a child; it never returns into the server's code."""
+    def run(self, requests: int, replies: int, streams: list[int], *, server: int) -> NoReturn:
+        """Isolate this forked process and serve requests; never returns into the server's code."""
         try:
             # Opened anew: the flags of a descriptor that children share would be a channel between them.
             null = os.open(os.devnull, os.O_RDONLY)
-            _take_descriptors([null, *streams, requests, replies], keep=self._held.ruleset)
-            os.setsid()  # no terminal, a process group of its own, and its own share of a busy processor
-            freshen_randomness()
-            self._held.confine(server)
+            _renumber_descriptors([null, *streams, requests, replies], keep=self._isolation.ruleset)
+            os.setsid()  # no terminal, its own process group, its own share of a busy processor
+            seed_numpy(int.from_bytes(os.urandom(4), "big"))  # `random` reseeds itself after a fork
+            self._isolation.confine(server)
         except BaseException as error:
             with contextlib.suppress(BaseException):
                 write_all(REPLIES, frame(BROKEN, f"{type(error).__name__}: {error}".encode()[:2000]))
             os._exit(1)
         try:
             write_all(REPLIES, frame(READY))
-            serve(REQUESTS, REPLIES, self._notebook, self._texts)
+            serve(REQUESTS, REPLIES, self._notebook, self._streams)
         finally:
             os._exit(0)
 
 
-def rehearse(packages: Sequence[str]) -> None:
-    """Do once what every child would otherwise do anew at its first call: the parser's tables, sympy's caches."""
+def warm_up(packages: Sequence[str]) -> None:
+    """Do once what every child would otherwise do at its first call: fill the caches of the parser and of sympy."""
     main = sys.modules["__main__"]
     notebook = Notebook(max_chars=1000, hidden_paths=())
-    for cell in ("1 / 0", *(REHEARSAL[name] for name in packages if name in REHEARSAL)):
+    for cell in ("1 / 0", *(WARM_UP[name] for name in packages if name in WARM_UP)):
         with contextlib.redirect_stdout(io.StringIO()):
             notebook.run(cell)
     sys.modules["__main__"] = main
 
 
 def run_modules(sources: Mapping[str, str]) -> None:
-    """Make modules of trusted source, which the children find loaded."""
+    """Import modules from trusted source; children inherit them."""
     for name, source in sources.items():
         module = sys.modules[name] = ModuleType(name)
         exec(compile(source, f"<{name}>", "exec", dont_inherit=True), module.__dict__)
@@ -93,7 +93,7 @@ def new_pipe() -> tuple[int, int]:
 
 
 def new_stream(name: str) -> int:
-    """A file without a name, appended to, for what a child prints."""
+    """An anonymous file in append mode, for a child's output."""
     if hasattr(os, "memfd_create"):
         out = os.memfd_create(name, os.MFD_CLOEXEC)
     else:
@@ -103,11 +103,11 @@ def new_stream(name: str) -> int:
     return out
 
 
-def _take_descriptors(wanted: list[int], *, keep: int | None) -> None:
-    """Have these as 0, 1, 2, ... and nothing else open but `keep`."""
-    parked = [os.dup2(n, MOVING + place, inheritable=False) for place, n in enumerate(wanted)]
-    for place, n in enumerate(parked):
-        os.dup2(n, place, inheritable=False)
+def _renumber_descriptors(wanted: list[int], *, keep: int | None) -> None:
+    """Make these 0, 1, 2, ... and close all others but `keep`."""
+    parked = [os.dup2(descriptor, MOVING + number, inheritable=False) for number, descriptor in enumerate(wanted)]
+    for number, descriptor in enumerate(parked):
+        os.dup2(descriptor, number, inheritable=False)
     first = len(wanted)
     if keep is not None:
         os.closerange(first, keep)
