@@ -431,7 +431,8 @@ def test_the_filter_gives_every_number_its_answer_on_both_processors(machine, ha
 
 
 def test_a_filter_made_out_to_a_process_is_the_one_assembled_for_it():
-    made = [seccomp.assembled(seccomp.program(pid, has_scratch=True, truncates=True)) for pid in (seccomp.SOMEONE, PID)]
+    pids = seccomp.PLACEHOLDER_PID, PID
+    made = [seccomp.assembled(seccomp.program(pid, has_scratch=True, truncates=True)) for pid in pids]
     assert seccomp.for_process(made[0], PID) == made[1]
 
 

@@ -218,7 +218,7 @@ def test_many_threads_with_more_sessions_than_the_cap_all_get_through():
 def test_the_default_cap_holds_the_episodes_of_the_largest_preset():
     import tomllib
 
-    presets = Path(sys.modules["spear_rl"].__file__).parent / "presets"
+    presets = Path(sys.modules["spear_rl"].__file__).parent / "app" / "presets"
     largest = max(
         rollout["num_tasks"] * rollout["group_size"]
         for path in presets.glob("*.toml")

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from spear_rl.envs import tool_math
 from spear_rl.envs.tool_math import manifest
-from spear_rl.envs.tool_math.data.columns import distinct, problems_in
-from spear_rl.envs.tool_math.data.panel import BENCHMARKS, FOLDER, KNOWN, SPLITS, Source, entries
-from spear_rl.envs.tool_math.data.problem import Problem
 from spear_rl.envs.tool_math.generated import EASY, LEVELS
+from spear_rl.envs.tool_math.panel import BENCHMARKS, FOLDER, KNOWN, SPLITS, Source, entries
+from spear_rl.envs.tool_math.problems import Problem, distinct, problems_in
 from spear_rl.errors import MissingExtraError
 
 RECORDED = {

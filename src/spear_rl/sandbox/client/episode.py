@@ -82,22 +82,13 @@ class Episode:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _result(
-        self, started: float, error: str | None, *, timed_out: bool = False, out_of_memory: bool = False
-    ) -> Result:
+    def _result(self, started: float, error: str | None, **flags: bool) -> Result:
         seconds = time.monotonic() - started
         stdout, is_stdout_cut = self._output(self._stdout)
         stderr, is_stderr_cut = self._output(self._stderr)
-        return Result(
-            stdout=stdout,
-            error=None if error is None else error[: self._limits.output_chars],
-            timed_out=timed_out,
-            out_of_memory=out_of_memory,
-            state_lost=not self.is_alive,
-            truncated=is_stdout_cut or is_stderr_cut,
-            stderr=stderr,
-            seconds=seconds,
-        )
+        is_cut, is_lost = is_stdout_cut or is_stderr_cut, not self.is_alive
+        error = None if error is None else error[: self._limits.output_chars]
+        return Result(stdout, error, state_lost=is_lost, truncated=is_cut, stderr=stderr, seconds=seconds, **flags)
 
     def _output(self, stream: int) -> tuple[str, bool]:
         """(text of a stream within the limit, whether there was more)."""

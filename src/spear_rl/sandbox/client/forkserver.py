@@ -73,13 +73,13 @@ class ForkServer:
     def __init__(
         self,
         limits: Limits,
-        *,
         backend: str,
         packages: Sequence[str],
         modules: Mapping[str, str],
         spares: int,
-        max_children: int,
+        children: int,
     ) -> None:
+        """`children` is the maximum number of children at once, for the limits of the control group."""
         self._lock, self._owner = threading.Lock(), os.getpid()
         self._control, theirs = socket.socketpair()
         settings = {"backend": backend, "packages": list(packages), "modules": dict(modules), "spares": spares}
@@ -102,10 +102,8 @@ class ForkServer:
             raise SandboxUnavailable(f"the interpreter's server cannot be started: {error}") from error
         finally:
             theirs.close()
-        per_child = limits.memory_mb * MIB + 3 * limits.file_bytes
-        group_limits = cgroup.limits_for(
-            memory_bytes=SERVER_BYTES + max_children * per_child, max_processes=max_children + 16
-        )
+        memory_bytes = SERVER_BYTES + children * (limits.memory_mb * MIB + 3 * limits.file_bytes)
+        group_limits = cgroup.limits_for(memory_bytes=memory_bytes, max_processes=children + 16)
         self._group = cgroup.group_of(self._process.pid, group_limits)  # before the server gets its settings
         self.about = self._handshake(settings) | {"cgroup": self._group.about}
         if "backend" not in self.about:
@@ -117,31 +115,22 @@ class ForkServer:
             )
         for missing in self.about["missing"]:
             log.warning("the sandbox runs without %s", missing)
-
-    @property
-    def backend(self) -> str:
-        return str(self.about["backend"])
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        self.backend, self.pid = str(self.about["backend"]), self._process.pid
 
     def take(self) -> tuple[int, list[int]]:
         """(number of a fresh child, descriptors: code, reply, stdout, stderr)."""
         with self._lock:
             self._send(protocol.TAKE, 0, 0)
             self._await()
+            size, num, flags = protocol.ANSWER.size, protocol.NUM_DESCRIPTORS, getattr(socket, "MSG_CMSG_CLOEXEC", 0)
             try:
-                flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-                answer, descriptors, _, _ = socket.recv_fds(
-                    self._control, protocol.ANSWER.size, protocol.NUM_DESCRIPTORS, flags
-                )
+                answer, descriptors, _, _ = socket.recv_fds(self._control, size, num, flags)
             except OSError as error:
                 raise ServerGoneError(str(error)) from error
-            if len(answer) != protocol.ANSWER.size:
+            if len(answer) != size:
                 raise ServerGoneError("it closed the connection")
         child, number = protocol.ANSWER.unpack(answer)
-        if len(descriptors) != protocol.NUM_DESCRIPTORS:
+        if len(descriptors) != num:
             for descriptor in descriptors:
                 os.close(descriptor)
             self.forget(child)

@@ -8,9 +8,9 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from spear_rl.io.escaping import one_line
 from spear_rl.sandbox.client.episode import Episode
@@ -55,7 +55,7 @@ print("isolated" if not broken else ", ".join(broken))
 """
 
 
-class Interpreter:
+class Interpreter(AbstractContextManager["Interpreter"]):
     """Runs untrusted Python. Thread-safe.
 
     backend: "auto" takes the first of "namespaces" and "landlock" that works here and refuses to run if none does;
@@ -141,9 +141,6 @@ class Interpreter:
             if self._finalizer is not None:
                 self._finalizer()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -212,14 +209,8 @@ class Interpreter:
                 self._finalizer()
                 self._server = None
             if self._server is None:
-                server = ForkServer(
-                    self.limits,
-                    backend=self._requested,
-                    packages=self._packages,
-                    modules=self._modules,
-                    spares=self._spares,
-                    max_children=self._max_sessions + self._max_running + self._spares,
-                )
+                children = self._max_sessions + self._max_running + self._spares
+                server = ForkServer(self.limits, self._requested, self._packages, self._modules, self._spares, children)
                 self._finalizer = weakref.finalize(self, server.close)
                 self._server = server
                 if server.backend == UNSAFE:
@@ -248,7 +239,7 @@ class Interpreter:
             raise RuntimeError("this interpreter was made in another process; make one in each")
 
 
-class Session:
+class Session(AbstractContextManager["Session"]):
     """One episode. Calls from several threads run one after another."""
 
     def __init__(self, interpreter: Interpreter, seed: int | None) -> None:
@@ -305,9 +296,6 @@ class Session:
     def __del__(self) -> None:
         with suppress(Exception):  # never closed by its owner, perhaps only partly constructed
             self.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -48,10 +48,6 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str |
     checked(f"mount {target}", libc.mount(*texts[:3], ctypes.c_ulong(flags), texts[3]))
 
 
-def unmount(target: str, flags: int) -> None:
-    checked(f"umount {target}", libc.umount2(os.fsencode(target), flags))
-
-
 def privatise_shared_memory() -> None:
     """Replace every shared mapping by a private copy, so that forks of this process share no writable memory."""
     libc.mmap.restype = ctypes.c_void_p

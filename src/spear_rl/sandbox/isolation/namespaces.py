@@ -122,7 +122,7 @@ def _build(standard: Sequence[str], sources: dict[str, int]) -> None:
         kernel.mount("none", folder, None, kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV)
     os.chdir(ROOT)
     kernel.syscall("pivot_root", PIVOT_ROOT[platform.machine()], b".", b".")
-    kernel.unmount(".", kernel.MNT_DETACH)
+    kernel.checked("umount", kernel.libc.umount2(b".", kernel.MNT_DETACH))
     os.chdir("/")
 
 

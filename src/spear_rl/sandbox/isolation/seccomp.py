@@ -21,7 +21,9 @@ from spear_rl.sandbox.isolation.syscalls import ARCHITECTURES, numbers
 FILTER_MODE = 2
 LOAD, AND, EQUAL, AT_LEAST, RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
-NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
+NUMBER, ARCHITECTURE = 0, 4
+LOW = [16, 24, 32, 40, 48, 56]
+"""Offset of each argument's low half, which the kernel reads as an int (both processors are little-endian)."""
 X32 = 0x40000000
 
 # No F_SETOWN or F_SETSIG, which make the kernel send a signal to another process; no locks, leases or pipe sizes.
@@ -116,31 +118,26 @@ def is_supported() -> bool:
     return platform.system() == "Linux" and platform.machine() in ARCHITECTURES and ctypes.sizeof(ctypes.c_void_p) == 8
 
 
-def _low(argument: int) -> int:
-    """Offset of the low half of an argument, which the kernel reads as an int (both processors are little-endian)."""
-    return ARGUMENTS + 8 * argument
-
-
 def _low_is_one_of(argument: int, values: Iterable[int], then: Program | None = None) -> Program:
     """Allow (or continue with `then`) if an argument has one of these values; otherwise fall through."""
     then = then or [(RETURN, 0, 0, ALLOW)]
-    out: Program = [(LOAD, 0, 0, _low(argument))]
+    out: Program = [(LOAD, 0, 0, LOW[argument])]
     for value in values:
         out += [(EQUAL, 0, len(then), value & 0xFFFFFFFF), *then]
         if then[0][0] == LOAD:  # `then` overwrote the loaded argument
-            out.append((LOAD, 0, 0, _low(argument)))
+            out.append((LOAD, 0, 0, LOW[argument]))
     return out
 
 
 def _is_null(argument: int) -> Program:
-    low_is_zero = [(LOAD, 0, 0, _low(argument)), (EQUAL, 0, 3, 0)]
-    return [*low_is_zero, (LOAD, 0, 0, _low(argument) + 4), (EQUAL, 0, 1, 0), (RETURN, 0, 0, ALLOW)]
+    low_is_zero = [(LOAD, 0, 0, LOW[argument]), (EQUAL, 0, 3, 0)]
+    return [*low_is_zero, (LOAD, 0, 0, LOW[argument] + 4), (EQUAL, 0, 1, 0), (RETURN, 0, 0, ALLOW)]
 
 
 def _low_is_below(argument: int, bound: int) -> Program:
     """Compared unsigned: a negative number is above every bound."""
-    return [(LOAD, 0, 0, _low(argument)), (AT_LEAST, 1, 0, bound), (RETURN, 0, 0, ALLOW)]
+    return [(LOAD, 0, 0, LOW[argument]), (AT_LEAST, 1, 0, bound), (RETURN, 0, 0, ALLOW)]
 
 
 def _has_none_of(argument: int, flags: int) -> Program:
-    return [(LOAD, 0, 0, _low(argument)), (AND, 0, 0, flags), (EQUAL, 0, 1, 0), (RETURN, 0, 0, ALLOW)]
+    return [(LOAD, 0, 0, LOW[argument]), (AND, 0, 0, flags), (EQUAL, 0, 1, 0), (RETURN, 0, 0, ALLOW)]

@@ -113,7 +113,7 @@ def main(settings: dict[str, Any], control: socket.socket) -> None:
     uid = backends.unused_uid() if settings["backend"] != UNSAFE else None
     backend, reasons = _chosen_backend(settings["backend"], uid)
     if backend is None:
-        _send(control, {"reasons": reasons})
+        control.sendall(protocol.frame(protocol.READY, json.dumps({"reasons": reasons}).encode()))
         return
     standard: list[str] = settings["standard"]
     packages, missing = preloaded(settings["packages"])
@@ -125,7 +125,8 @@ def main(settings: dict[str, Any], control: socket.socket) -> None:
     user = "no root" if uid is None else f"root becomes user {uid}" + ", reads as root" * isolation.reads_as_root
     version = landlock.version() if backend != UNSAFE else 0
     about = {"backend": backend, "landlock": version, "user": user, "oom_score_adj": oom_score}
-    _send(control, about | {"missing": missing, "reasons": reasons})
+    about |= {"missing": missing, "reasons": reasons}
+    control.sendall(protocol.frame(protocol.READY, json.dumps(about).encode()))
     prefixes = {os.path.dirname(path) for path in [*standard, *packages]} - {"/"}
     spares = int(settings["spares"])
     settings.clear()  # a child can read this memory and must not see the trainer's import path
@@ -166,10 +167,6 @@ def _chosen_backend(requested: str, uid: int | None) -> tuple[str | None, dict[s
             return backend, reasons
         reasons[backend] = why
     return None, reasons
-
-
-def _send(control: socket.socket, message: dict[str, Any]) -> None:
-    control.sendall(protocol.frame(protocol.READY, json.dumps(message).encode()))
 
 
 def _address_space() -> int:

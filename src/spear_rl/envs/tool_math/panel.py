@@ -1,4 +1,4 @@
-"""Which problems make up a split, in an order that no machine changes."""
+"""The problems of each split, in the same order on every machine."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from spear_rl.envs.tool_math.data.columns import distinct, problems_in
-from spear_rl.envs.tool_math.data.problem import Problem, held_out
-from spear_rl.envs.tool_math.data.rows import HUGGING_FACE, rows_in
-from spear_rl.envs.tool_math.generated import LEVELS, generated_panel
+from spear_rl.envs.tool_math.generated import NUM_PROBLEMS, generated_panel
+from spear_rl.envs.tool_math.problems import HUGGING_FACE, Problem, distinct, problems_in, rows_in, split_of
 from spear_rl.errors import OptionError
 from spear_rl.io.escaping import one_line
 
 _log = logging.getLogger(__name__)
 
-SPLITS = ("train", "validation", "test")
+SPLITS = tuple(NUM_PROBLEMS)
 FOLDER = "SPEAR_RL_MATH_DATA"
-"""The variable that names the folder of the known sets."""
+"""The environment variable for the directory of the known sets."""
 
 KNOWN: dict[str, tuple[str, ...]] = {
     "dapo": ("dapo_math_17k.parquet", "dapo-math-17k.parquet", "dapo_math_17k.jsonl", "dapo-math-17k.jsonl"),
@@ -31,14 +29,14 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "aime24": ("aime24.jsonl", "aime24_harness.jsonl", "aime_2024.jsonl", "aime24.parquet", "aime_2024.parquet"),
     "aime25": ("aime25.jsonl", "aime25_harness.jsonl", "aime_2025.jsonl", "aime25.parquet", "aime_2025.parquet"),
 }
-"""Sets by name and what their file may be called in the folder."""
+"""Known sets and the names their file may have in the directory."""
 BENCHMARKS = ("gsm8k-test", "math500", "aime24", "aime25")
-"""Sets to test on, whole."""
+"""Sets whose every problem is in the split test."""
 _OWN_TEST = {"gsm8k": "gsm8k-test"} | {name: name for name in BENCHMARKS}
 
 
 class Entry(NamedTuple):
-    """One problem of a panel."""
+    """One problem of a split."""
 
     id: str
     """tool_math/<set>/...: the same on every machine."""
@@ -54,68 +52,54 @@ class Source(NamedTuple):
     """Where problems come from."""
 
     data: str = ""
-    """Generated if empty; a known set's name, a file, or hf:owner/name."""
+    """A known set's name, a file, or hf:owner/name; empty for generated problems."""
     test_data: str = ""
-    """The same for the split test; a part of `data` if empty, or the set's own test file where it has one."""
+    """The same for the split test; empty for a part of `data`, or the set's own test file where it has one."""
     data_folder: str = ""
-    """Of the known sets, instead of the variable."""
+    """The directory of the known sets, instead of the environment variable."""
     level: str = "small"
-    """Of the generated problems."""
+    """Of generated problems."""
     problem_column: str = ""
     answer_column: str = ""
 
 
 def entries(split: str, source: Source) -> tuple[Entry, ...]:
     """The problems of a split, sorted by id."""
-    if split not in SPLITS:
-        raise ValueError(f"unknown split {split!r}: there is {', '.join(SPLITS)}")
-    if not source.data and not source.test_data:
-        return _generated(split, source.level)
     test_data = source.test_data or _OWN_TEST.get(source.data, "")
-    held = _file_problems(test_data, source, "test") if test_data else ()
+    tested = _file_problems(test_data, source, "test") if test_data else ()
     if split == "test" and test_data:
-        return _named(_set_name(test_data), held)
+        return _entries(test_data, tested)
     if not source.data:
-        return _generated(split, source.level)
+        panel = generated_panel(source.level, split)
+        return tuple(Entry(f"tool_math/{source.level}/{split}/{n:05d}", problem) for n, problem in enumerate(panel))
     if source.data == test_data:
         raise ValueError(
             f"data={test_data} is all for the split test; for {split} give other data, and this as test_data"
         )
-    own = _file_problems(source.data, source, "train")
-    if test_data:
-        # What is tested on must not be trained on, also where two files share problems.
-        tested = {problem.content_hash() for problem in held}
-        own = tuple(problem for problem in own if problem.content_hash() not in tested)
-    places = [held_out(problem.content_hash()) for problem in own]
-    if test_data:
-        places = ["train" if place == "test" else place for place in places]
-    chosen = [problem for problem, place in zip(own, places, strict=True) if place == split]
-    return _named(_set_name(source.data), chosen)
+    # No problem of the test file is trained on, even where two files share problems.
+    excluded = {problem.content_hash() for problem in tested}
+    chosen = []
+    for problem in _file_problems(source.data, source, "train"):
+        own_split = split_of(problem.content_hash())
+        if test_data and own_split == "test":
+            own_split = "train"
+        if own_split == split and problem.content_hash() not in excluded:
+            chosen.append(problem)
+    return _entries(source.data, chosen)
 
 
-def _generated(split: str, level: str) -> tuple[Entry, ...]:
-    if level not in LEVELS:
-        raise ValueError(f"unknown level {level!r}: there is {', '.join(LEVELS)}")
-    panel = generated_panel(level, split)
-    return tuple(Entry(f"tool_math/{level}/{split}/{number:05d}", problem) for number, problem in enumerate(panel))
-
-
-def _named(name: str, problems: Sequence[Problem]) -> tuple[Entry, ...]:
+def _entries(data: str, problems: Sequence[Problem]) -> tuple[Entry, ...]:
+    if data.startswith(HUGGING_FACE):
+        name = data.removeprefix(HUGGING_FACE).strip("/").rpartition("/")[2]
+    else:
+        name = data if data in KNOWN else Path(data).stem
     named = (Entry(f"tool_math/{name}/{problem.content_hash()[:16]}", problem) for problem in problems)
     return tuple(sorted(named, key=lambda entry: entry.id))
 
 
-def _set_name(data: str) -> str:
-    if data in KNOWN:
-        return data
-    if data.startswith(HUGGING_FACE):
-        return data.removeprefix(HUGGING_FACE).strip("/").rpartition("/")[2]
-    return Path(data).stem
-
-
 def _file_problems(data: str, source: Source, split: str) -> tuple[Problem, ...]:
     place = _known_file(data, source.data_folder) if data in KNOWN else data
-    stamp = 0
+    modified = 0
     if not place.startswith(HUGGING_FACE):
         place = os.path.abspath(os.path.expanduser(place))
         if not os.path.isfile(place):
@@ -124,13 +108,13 @@ def _file_problems(data: str, source: Source, split: str) -> tuple[Problem, ...]
             raise OptionError(
                 f"{option}: there is no file {place}; give a .jsonl, .json or .parquet file, or one of {known}"
             )
-        stamp = os.stat(place).st_mtime_ns
-    return _loaded(place, split, source.problem_column, source.answer_column, stamp)
+        modified = os.stat(place).st_mtime_ns
+    return _loaded(place, split, source.problem_column, source.answer_column, modified)
 
 
 @lru_cache(maxsize=8)
-def _loaded(place: str, split: str, problem: str, answer: str, stamp: int) -> tuple[Problem, ...]:
-    """Read once, unless the file's time (`stamp`) changes."""
+def _loaded(place: str, split: str, problem: str, answer: str, modified: int) -> tuple[Problem, ...]:
+    """Read once, until the file's modification time changes."""
     found, num_empty = problems_in(rows_in(place, split=split), place=place, problem=problem, answer=answer)
     kept, num_disputed = distinct(found)
     if num_empty or num_disputed:
