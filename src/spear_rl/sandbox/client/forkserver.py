@@ -120,8 +120,7 @@ class ForkServer:
     def take(self) -> tuple[int, list[int]]:
         """(number of a fresh child, descriptors: code, reply, stdout, stderr)."""
         with self._lock:
-            self._send(protocol.TAKE, 0, 0)
-            self._await()
+            self._send(protocol.TAKE, is_answered=True)
             size, num, flags = protocol.ANSWER.size, protocol.NUM_DESCRIPTORS, getattr(socket, "MSG_CMSG_CLOEXEC", 0)
             try:
                 answer, descriptors, _, _ = socket.recv_fds(self._control, size, num, flags)
@@ -145,8 +144,7 @@ class ForkServer:
     def end(self, child: int) -> int:
         """Kill and reap a child; its wait status (0 if the server is gone, and with it the child)."""
         with self._lock, suppress(ServerGoneError):
-            self._send(protocol.END, child, 0)
-            self._await()
+            self._send(protocol.END, child, is_answered=True)
             with suppress(EOFError, OSError):
                 answer = protocol.read_exactly(self._control.fileno(), protocol.ANSWER.size)
                 return int(protocol.ANSWER.unpack(answer)[1])
@@ -155,7 +153,7 @@ class ForkServer:
     def forget(self, child: int) -> None:
         """Kill a child without waiting for it."""
         with self._lock, suppress(ServerGoneError):
-            self._send(protocol.FORGET, child, 0)
+            self._send(protocol.FORGET, child)
 
     def close(self) -> None:
         """End the server and all its children."""
@@ -172,14 +170,12 @@ class ForkServer:
         self._group.remove()
         self._errors.close()
 
-    def _send(self, command: bytes, child: int, number: int) -> None:
+    def _send(self, command: bytes, child: int = 0, number: int = 0, *, is_answered: bool = False) -> None:
         try:
             self._control.sendall(protocol.COMMAND.pack(command, child, number))
         except OSError as error:
             raise ServerGoneError(str(error)) from error
-
-    def _await(self) -> None:
-        if not protocol.is_readable(self._control.fileno(), ANSWER_SECONDS):
+        if is_answered and not protocol.is_readable(self._control.fileno(), ANSWER_SECONDS):
             self._process.kill()
             raise ServerGoneError("it does not answer")
 

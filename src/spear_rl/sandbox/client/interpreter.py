@@ -179,29 +179,26 @@ class Interpreter(AbstractContextManager["Interpreter"]):
         return False
 
     def _new_episode(self, *, seed: int | None) -> Episode | FusionEpisode:
-        """A fresh process; evicts idle sessions when the machine has no room for it."""
+        """A fresh process. Replaces a server that is gone, once; evicts idle sessions if there is no room."""
+        gone: ForkServer | None = None
         while True:
             self._check_open()
             if self._url is not None:
                 from spear_rl.sandbox.client.fusion import FusionEpisode
 
                 return FusionEpisode(self._url, self.limits, seed=seed)
+            server = self._running_server(instead_of=gone)
             try:
-                return self._forked(seed)
+                return Episode(server, self.limits, seed=seed)
+            except ServerGoneError as error:
+                if gone is not None:
+                    raise SandboxUnavailable(f"the sandbox's server keeps dying: {error}") from error
+                log.warning("the sandbox's server is gone (%s); starting another", one_line(str(error)))
+                gone = server
             except NoProcessError as error:
                 if not self._evict(f"{error}; see `ulimit -n`, `ulimit -u` and max_sessions"):
                     raise
-
-    def _forked(self, seed: int | None) -> Episode:
-        server = self._running_server()
-        try:
-            return Episode(server, self.limits, seed=seed)
-        except ServerGoneError as error:
-            log.warning("the sandbox's server is gone (%s); starting another", one_line(str(error)))
-        try:
-            return Episode(self._running_server(instead_of=server), self.limits, seed=seed)
-        except ServerGoneError as error:
-            raise SandboxUnavailable(f"the sandbox's server keeps dying: {error}") from error
+                gone = None
 
     def _running_server(self, *, instead_of: ForkServer | None = None) -> ForkServer:
         with self._lock:

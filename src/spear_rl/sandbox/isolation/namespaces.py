@@ -24,7 +24,7 @@ SCRATCH = "/scratch"
 HOST_NAME = b"sandbox"
 INSIDE_ID = 1000
 KEPT_FLAGS = {os.ST_NOEXEC: kernel.MS_NOEXEC, os.ST_NODEV: kernel.MS_NODEV, os.ST_NOSUID: kernel.MS_NOSUID}
-ATIME_FLAGS = {os.ST_NOATIME: 1 << 10, os.ST_NODIRATIME: 1 << 11, os.ST_RELATIME: 1 << 21}
+KEPT_FLAGS |= {os.ST_NOATIME: 1 << 10, os.ST_NODIRATIME: 1 << 11, os.ST_RELATIME: 1 << 21}
 WATCH_SECONDS = 0.5
 NEW = kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWNET
 NEW |= kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWPID
@@ -137,7 +137,7 @@ def _bind_read_only(source: int, target: str, *, is_device: bool) -> None:
     kernel.mount(origin, target, None, kernel.MS_BIND)
     has = os.statvfs(target).f_flag
     # A user namespace may add restrictions to a mount but not lift any: repeat those it has.
-    kept = sum(flag for theirs, flag in (KEPT_FLAGS | ATIME_FLAGS).items() if has & theirs)
+    kept = sum(flag for theirs, flag in KEPT_FLAGS.items() if has & theirs)
     added = kernel.MS_NOSUID if is_device else kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount("none", target, None, kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kept | added)
 

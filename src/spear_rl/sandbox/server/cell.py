@@ -29,12 +29,10 @@ class Notebook:
     """The state of one episode."""
 
     def __init__(self, *, max_chars: int, hidden_paths: Sequence[str]) -> None:
-        self._max_chars = max_chars
+        self._max_chars, self._num_cells = max_chars, 0
         self._hidden = sorted(hidden_paths, key=len, reverse=True)
-        self._num_cells = 0
-        self._main = ModuleType("__main__")
+        self._main = sys.modules["__main__"] = ModuleType("__main__")
         self._main.__dict__["__builtins__"] = builtins
-        sys.modules["__main__"] = self._main
         for name in ("exit", "quit"):
             setattr(builtins, name, sys.exit)
 
@@ -46,12 +44,9 @@ class Notebook:
             self._execute(source, f"<cell {self._num_cells}>")
         except SystemExit as stop:
             return (DONE, "") if stop.code in (None, 0) else (RAISED, self._shortened(f"SystemExit: {stop.code}"))
-        except MemoryError as error:
-            del reserve
-            return OUT_OF_MEMORY, self._traceback(error)
         except BaseException as error:
             del reserve
-            return RAISED, self._traceback(error)
+            return OUT_OF_MEMORY if isinstance(error, MemoryError) else RAISED, self._traceback(error)
         return DONE, ""
 
     def _execute(self, source: str, name: str) -> None:
@@ -61,8 +56,7 @@ class Notebook:
         if tree.body and isinstance(last := tree.body[-1], ast.Expr):
             tree.body.pop()
             shown = compile(ast.Expression(last.value), name, "eval", dont_inherit=True)
-        code = compile(tree, name, "exec", dont_inherit=True)
-        exec(code, self._main.__dict__)
+        exec(compile(tree, name, "exec", dont_inherit=True), self._main.__dict__)
         if shown is not None:
             value = eval(shown, self._main.__dict__)
             if value is not None:
