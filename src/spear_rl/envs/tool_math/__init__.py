@@ -73,10 +73,8 @@ def tasks(
 
 def tool_math_env(problem: Problem, verifier: str, max_turns: int, limits: Limits, backend: str) -> ToolMathEnv:
     checkers: dict[str, Checker] = {"integer": integer, "exact": normalised}
-    checker = checkers.get(verifier) or partial(_math_verify, backend)
-    return ToolMathEnv(
-        problem, open_session=partial(open_session, limits, backend), checker=checker, max_turns=max_turns
-    )
+    checker, session = checkers.get(verifier) or math_verify(backend), partial(open_session, limits, backend)
+    return ToolMathEnv(problem, open_session=session, checker=checker, max_turns=max_turns)
 
 
 def open_session(limits: Limits, backend: str) -> Session:
@@ -88,10 +86,6 @@ def open_session(limits: Limits, backend: str) -> Session:
 def _interpreter(pid: int, limits: Limits, backend: str) -> Interpreter:
     """By process: a fork cannot use its parent's."""
     return Interpreter(limits, backend=backend)
-
-
-def _math_verify(backend: str, gold: str, given: str) -> bool:
-    return math_verify(backend)(gold, given)
 
 
 def _chosen_verifier(verifier: str, panel: Sequence[Entry]) -> str:

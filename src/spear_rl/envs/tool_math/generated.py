@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache
 
 from spear_rl.envs.shared.dice import Dice
 from spear_rl.envs.tool_math.calls import call_text
@@ -125,27 +125,23 @@ EASY = frozenset({"zero", "one", "division"})
 
 
 @cache
-def generated_problem(level: str, seed: int) -> Problem:
-    families = list(LEVELS[level])
-    family = families[seed % len(families)]
-    question, answer, code = LEVELS[level][family](Dice("tool_math", level, seed))
-    return Problem(question, str(answer), family, code)
-
-
-@lru_cache(maxsize=16)
-def generated_panel(level: str, split: str) -> tuple[Problem, ...]:
-    """The distinct problems of a split by ascending seed; the split follows from the question."""
-    left = dict.fromkeys(LEVELS[level], NUM_PROBLEMS[split] // len(LEVELS[level]))
-    chosen: dict[str, Problem] = {}
+def generated_panels(level: str) -> dict[str, tuple[Problem, ...]]:
+    """Split -> its distinct problems by ascending seed, as many of each family. The question determines the split."""
+    families = list(LEVELS[level].items())
+    left = {(split, name): number // len(families) for split, number in NUM_PROBLEMS.items() for name, _ in families}
+    panels: dict[str, dict[str, Problem]] = {split: {} for split in NUM_PROBLEMS}
     seed = 0
     while any(left.values()):
-        problem = generated_problem(level, seed)
+        family, make = families[seed % len(families)]
+        question, answer, code = make(Dice("tool_math", level, seed))
+        problem = Problem(question, str(answer), family, code)
         content = problem.content_hash()
-        if left[problem.family] and content not in chosen and split_of(content) == split:
-            chosen[content] = problem
-            left[problem.family] -= 1
+        split = split_of(content)
+        if left[split, family] and content not in panels[split]:
+            panels[split][content] = problem
+            left[split, family] -= 1
         seed += 1
-    return tuple(chosen.values())
+    return {split: tuple(chosen.values()) for split, chosen in panels.items()}
 
 
 def with_tool(problem: Problem, seed: int) -> list[str]:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -16,7 +17,8 @@ from spear_rl.envs.tool_math.panel import SPLITS, Entry, Source, entries
 
 def manifest_of(split: str, panel: Iterable[Entry]) -> dict[str, Any]:
     """split, problems (task id -> SHA-256 of question and answer) and sha256 (of all lines `id sha256`, sorted)."""
-    problems = {entry.id: entry.sha256 for entry in sorted(panel, key=lambda entry: entry.id)}
+    contents = {entry.id: f"{entry.problem.content_hash()}\n{entry.problem.answer}" for entry in panel}
+    problems = {name: hashlib.sha256(contents[name].encode()).hexdigest() for name in sorted(contents)}
     return {"split": split, "sha256": contents_sha256(problems), "problems": problems}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from spear_rl.envs.tool_math.generated import NUM_PROBLEMS, generated_panel
+from spear_rl.envs.tool_math.generated import NUM_PROBLEMS, generated_panels
 from spear_rl.envs.tool_math.problems import HUGGING_FACE, Problem, distinct, problems_in, rows_in, split_of
 from spear_rl.errors import OptionError
 from spear_rl.io.escaping import one_line
@@ -42,11 +41,6 @@ class Entry(NamedTuple):
     """tool_math/<set>/...: the same on every machine."""
     problem: Problem
 
-    @property
-    def sha256(self) -> str:
-        """Of question and answer."""
-        return hashlib.sha256(f"{self.problem.content_hash()}\n{self.problem.answer}".encode()).hexdigest()
-
 
 class Source(NamedTuple):
     """Where problems come from."""
@@ -70,7 +64,7 @@ def entries(split: str, source: Source) -> tuple[Entry, ...]:
     if split == "test" and test_data:
         return _entries(test_data, tested)
     if not source.data:
-        panel = generated_panel(source.level, split)
+        panel = generated_panels(source.level)[split]
         return tuple(Entry(f"tool_math/{source.level}/{split}/{n:05d}", problem) for n, problem in enumerate(panel))
     if source.data == test_data:
         raise ValueError(
@@ -98,18 +92,16 @@ def _entries(data: str, problems: Sequence[Problem]) -> tuple[Entry, ...]:
 
 
 def _file_problems(data: str, source: Source, split: str) -> tuple[Problem, ...]:
-    place = _known_file(data, source.data_folder) if data in KNOWN else data
-    modified = 0
-    if not place.startswith(HUGGING_FACE):
-        place = os.path.abspath(os.path.expanduser(place))
-        if not os.path.isfile(place):
-            known = ", ".join(KNOWN)
-            option = "test_data" if data == source.test_data != source.data else "data"
-            raise OptionError(
-                f"{option}: there is no file {place}; give a .jsonl, .json or .parquet file, or one of {known}"
-            )
-        modified = os.stat(place).st_mtime_ns
-    return _loaded(place, split, source.problem_column, source.answer_column, modified)
+    columns = source.problem_column, source.answer_column
+    if data.startswith(HUGGING_FACE):
+        return _loaded(data, split, *columns, 0)
+    place = os.path.abspath(os.path.expanduser(_known_file(data, source.data_folder) if data in KNOWN else data))
+    if not os.path.isfile(place):
+        option = "test_data" if data == source.test_data != source.data else "data"
+        raise OptionError(
+            f"{option}: there is no file {place}; give a .jsonl, .json or .parquet file, or one of {', '.join(KNOWN)}"
+        )
+    return _loaded(place, split, *columns, os.stat(place).st_mtime_ns)
 
 
 @lru_cache(maxsize=8)

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -70,19 +69,10 @@ class NoProcessError(SandboxUnavailable):
 class ForkServer:
     """A running server. All methods are thread-safe."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        backend: str,
-        packages: Sequence[str],
-        modules: Mapping[str, str],
-        spares: int,
-        children: int,
-    ) -> None:
-        """`children` is the maximum number of children at once, for the limits of the control group."""
+    def __init__(self, limits: Limits, *, max_children: int, **settings: Any) -> None:
+        """`settings`: backend, packages, modules and spares of `Interpreter`."""
         self._lock, self._owner = threading.Lock(), os.getpid()
         self._control, theirs = socket.socketpair()
-        settings = {"backend": backend, "packages": list(packages), "modules": dict(modules), "spares": spares}
         path = [path for path in sys.path if os.path.isdir(path)]
         settings |= {"limits": asdict(limits), "path": path, "package": str(PACKAGE)}
         self._errors: Any = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the server)
@@ -102,8 +92,8 @@ class ForkServer:
             raise SandboxUnavailable(f"the interpreter's server cannot be started: {error}") from error
         finally:
             theirs.close()
-        memory_bytes = SERVER_BYTES + children * (limits.memory_mb * MIB + 3 * limits.file_bytes)
-        group_limits = cgroup.limits_for(memory_bytes=memory_bytes, max_processes=children + 16)
+        memory_bytes = SERVER_BYTES + max_children * (limits.memory_mb * MIB + 3 * limits.file_bytes)
+        group_limits = cgroup.limits_for(memory_bytes=memory_bytes, max_processes=max_children + 16)
         self._group = cgroup.group_of(self._process.pid, group_limits)  # before the server gets its settings
         self.about = self._handshake(settings) | {"cgroup": self._group.about}
         if "backend" not in self.about:

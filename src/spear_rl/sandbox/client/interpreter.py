@@ -88,8 +88,8 @@ class Interpreter(AbstractContextManager["Interpreter"]):
         if max_sessions < 1 or (max_running is not None and max_running < 1):
             raise ValueError("max_running and max_sessions are 1 or more")
         self.limits = limits or Limits()
-        self._requested, self._packages, self._spares, self._url = backend, tuple(packages), spares, url
-        self._modules = dict(modules or {})
+        self._requested, self._spares, self._url = backend, spares, url
+        self._loaded = {"packages": tuple(packages), "modules": dict(modules or {})}
         # No more calls than sessions, so that there is always an idle session to evict.
         self._max_running = min(max_running or 2 * (os.cpu_count() or 1), max_sessions)
         self._slots, self._max_sessions = FairSemaphore(self._max_running), max_sessions
@@ -206,8 +206,9 @@ class Interpreter(AbstractContextManager["Interpreter"]):
                 self._finalizer()
                 self._server = None
             if self._server is None:
-                children = self._max_sessions + self._max_running + self._spares
-                server = ForkServer(self.limits, self._requested, self._packages, self._modules, self._spares, children)
+                most = self._max_sessions + self._max_running + self._spares
+                settings = self._loaded | {"backend": self._requested, "spares": self._spares}
+                server = ForkServer(self.limits, max_children=most, **settings)
                 self._finalizer = weakref.finalize(self, server.close)
                 self._server = server
                 if server.backend == UNSAFE:
