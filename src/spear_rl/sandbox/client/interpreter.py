@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -122,12 +122,8 @@ class Interpreter(AbstractContextManager["Interpreter"]):
 
     def run(self, code: str) -> Result:
         """Run code in a fresh process that ends with the call."""
-        with self._slots:
-            episode = self._new_episode(seed=None)
-            try:
-                return replace(self._run_in(episode, code, is_last=True), state_lost=False)
-            finally:
-                episode.close()
+        with self._slots, closing(self._new_episode(seed=None)) as episode:
+            return replace(self._run_in(episode, code, is_last=True), state_lost=False)
 
     def session(self, *, seed: int | None = None) -> Session:
         """An episode: variables persist between its calls. `seed` is for `random` and `numpy.random`."""
@@ -180,25 +176,26 @@ class Interpreter(AbstractContextManager["Interpreter"]):
 
     def _new_episode(self, *, seed: int | None) -> Episode | FusionEpisode:
         """A fresh process. Replaces a server that is gone, once; evicts idle sessions if there is no room."""
-        gone: ForkServer | None = None
+        server: ForkServer | None = None
+        is_second = False
         while True:
             self._check_open()
             if self._url is not None:
                 from spear_rl.sandbox.client.fusion import FusionEpisode
 
                 return FusionEpisode(self._url, self.limits, seed=seed)
-            server = self._running_server(instead_of=gone)
             try:
+                server = self._running_server(instead_of=server)
                 return Episode(server, self.limits, seed=seed)
             except ServerGoneError as error:
-                if gone is not None:
+                if is_second:
                     raise SandboxUnavailable(f"the sandbox's server keeps dying: {error}") from error
                 log.warning("the sandbox's server is gone (%s); starting another", one_line(str(error)))
-                gone = server
+                is_second = True
             except NoProcessError as error:
                 if not self._evict(f"{error}; see `ulimit -n`, `ulimit -u` and max_sessions"):
                     raise
-                gone = None
+                server, is_second = None, False
 
     def _running_server(self, *, instead_of: ForkServer | None = None) -> ForkServer:
         with self._lock:
@@ -210,25 +207,24 @@ class Interpreter(AbstractContextManager["Interpreter"]):
                 settings = self._loaded | {"backend": self._requested, "spares": self._spares}
                 server = ForkServer(self.limits, max_children=most, **settings)
                 self._finalizer = weakref.finalize(self, server.close)
-                self._server = server
                 if server.backend == UNSAFE:
                     log.warning(UNSAFE_WARNING)
                 else:
                     self._test_isolation(server)
+                self._server = server  # not before it has passed the test
                 log.info("sandbox: %s", server.about)
             return self._server
 
     def _test_isolation(self, server: ForkServer) -> None:
-        episode = Episode(server, replace(self.limits, seconds=30.0), seed=None)
         try:
-            result = episode.run(SELF_TEST, is_last=True)
-        finally:
-            episode.close()
-        if result.stdout != "isolated\n":
-            assert self._finalizer is not None
-            self._finalizer()
-            what = result.error or result.stdout
-            raise SandboxUnavailable(f"backend {server.backend} does not isolate on this machine: {what}")
+            with closing(Episode(server, replace(self.limits, seconds=30.0), seed=None)) as episode:
+                result = episode.run(SELF_TEST, is_last=True)
+            if result.stdout != "isolated\n":
+                what = result.error or result.stdout
+                raise SandboxUnavailable(f"backend {server.backend} does not isolate on this machine: {what}")
+        except BaseException:
+            server.close()
+            raise
 
     def _check_open(self) -> None:
         if self._is_closed:

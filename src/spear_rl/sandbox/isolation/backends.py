@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from spear_rl.sandbox.isolation import kernel, landlock, namespaces, seccomp
-from spear_rl.sandbox.isolation.readable import DEVICES, standard_rules
+from spear_rl.sandbox.isolation.readable import DEVICES, OTHERS_PACKAGES
 from spear_rl.sandbox.types import MIB, Limits
 
 ISOLATING = ("namespaces", "landlock")
@@ -95,10 +95,13 @@ class Isolation:
 
 def landlock_rules(standard: Sequence[str], packages: Sequence[str], *, in_jail: bool) -> tuple[tuple[str, int], ...]:
     """(path, rights) of libraries and harmless devices. A jail hides other packages; elsewhere they get no rule."""
-    if in_jail:
-        rules = [(path, landlock.READ) for path in standard if os.path.exists(path)]
-    else:
-        rules = [(path, landlock.READ_DIR if listed else landlock.READ) for path, listed in standard_rules(standard)]
+    rules: list[tuple[str, int]] = []
+    for path in filter(os.path.exists, standard):
+        if in_jail or not os.path.isdir(path):
+            rules.append((path, landlock.READ))
+        else:
+            inside = [entry.path for entry in os.scandir(path) if entry.name not in OTHERS_PACKAGES]
+            rules += [(path, landlock.READ_DIR), *((each, landlock.READ) for each in filter(os.path.exists, inside))]
     rules += [(path, landlock.READ) for path in packages]
     for path, is_writable in DEVICES.items():
         if os.path.exists(path):

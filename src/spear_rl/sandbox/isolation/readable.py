@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -29,7 +29,7 @@ DEVICES = {"/dev/null": True, "/dev/zero": False, "/dev/urandom": False}
 
 def preloaded(packages: Iterable[str]) -> tuple[list[str], list[str]]:
     """Import the packages: (their directories and files, packages that are not installed)."""
-    before, missing = set(sys.modules), []
+    missing = []
     for name in STANDARD:
         with suppress(ImportError):  # a Python built without it
             import_module(name)
@@ -40,21 +40,8 @@ def preloaded(packages: Iterable[str]) -> tuple[list[str], list[str]]:
                 import_module(each)
         except ModuleNotFoundError as error:
             missing.append(f"{name} ({error})")
-    loaded = {name.partition(".")[0] for name in set(sys.modules) - standard - before} - sys.stdlib_module_names
+    loaded = {name.partition(".")[0] for name in set(sys.modules) - standard} - sys.stdlib_module_names
     return sorted({path for name in loaded for path in _paths(name)}), missing
-
-
-def standard_rules(folders: Sequence[str]) -> Iterator[tuple[str, bool]]:
-    """(path, whether it may only be listed) of the standard library, without the packages installed inside it."""
-    for folder in folders:
-        if not os.path.isdir(folder):
-            if os.path.exists(folder):
-                yield folder, False
-            continue
-        yield folder, True
-        for entry in os.scandir(folder):
-            if entry.name not in OTHERS_PACKAGES and os.path.exists(entry.path):
-                yield entry.path, False
 
 
 def _paths(name: str) -> Iterator[str]:

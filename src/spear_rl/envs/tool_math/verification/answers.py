@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from fractions import Fraction
-from typing import NamedTuple
 
 Checker = Callable[[str, str], bool]
 """(reference, answer) -> whether they are equal."""
@@ -25,15 +24,6 @@ _BOX_MARKS = re.compile(r"(\\{1,4}(?:boxed|fbox)\s*\{)|\\.|([{}])", re.DOTALL)
 _VISIBLE = re.compile(r"\S")
 
 
-class _Box(NamedTuple):
-    start: int
-    """Of the command."""
-    inside: int
-    until: int
-    """End of the content, which starts at `inside`."""
-    end: int
-
-
 def boxed_answer(text: str) -> str | None:
     r"""The content of the last closed box that is not empty, or None; escaped braces are text.
 
@@ -42,29 +32,20 @@ def boxed_answer(text: str) -> str | None:
     r"\boxed{\boxed{5}}", r"\boxed{ }"  -> "5", None
     """
     opened: list[tuple[int, int] | None] = []  # start of a box and of its content; None is a plain brace
-    boxes: list[_Box] = []
+    start = end = -1  # of the last closed box that is not empty
+    content = None
     for mark in _BOX_MARKS.finditer(text):
         if mark.group(1):
             opened.append((mark.start(), mark.end()))
         elif mark.group(2) == "{":
             opened.append(None)
-        elif mark.group(2) and opened and (box := opened.pop()):
-            _add_box(text, boxes, _Box(*box, until=mark.start(), end=mark.end()))
-    return text[boxes[-1].inside : boxes[-1].until].strip() if boxes else None
-
-
-def _add_box(text: str, boxes: list[_Box], box: _Box) -> None:
-    """Add a box and remove those inside it. A box that holds nothing but another box has its content."""
-    if not _VISIBLE.search(text, box.inside, box.until):
-        return
-    inner = boxes[-1] if boxes and boxes[-1].start >= box.inside else None
-    if inner is not None:
-        has_more = _VISIBLE.search(text, box.inside, inner.start) or _VISIBLE.search(text, inner.end, box.until)
-        if not has_more:
-            box = _Box(box.start, inner.inside, inner.until, box.end)
-    while boxes and boxes[-1].start >= box.start:
-        boxes.pop()
-    boxes.append(box)
+        elif mark.group(2) and opened and (box := opened.pop()) and _VISIBLE.search(text, box[1], mark.start()):
+            is_around = start >= box[1]
+            if not is_around or _VISIBLE.search(text, box[1], start) or _VISIBLE.search(text, end, mark.start()):
+                content = slice(box[1], mark.start())
+            # else it holds nothing but the last box, and so the same content
+            start, end = box[0], mark.end()
+    return None if content is None else text[content].strip()
 
 
 def is_same_answer(gold: str, given: str, checker: Checker) -> bool:
