@@ -105,27 +105,25 @@ def _call_at(text: str, start: int) -> tuple[Call, int]:
         problem = error.msg if isinstance(error, json.JSONDecodeError) else "it cannot be read"
     close, following = text.find(_CLOSE, start), text.find(_OPEN, start)
     if close < 0 or 0 <= following < close:
-        complaint = f"Error: the tool call has no closing {_CLOSE}."
-        return Call(invalid="unclosed_tag", complaint=complaint), max(following, start)
+        return Call("", "unclosed_tag", f"Error: the tool call has no closing {_CLOSE}."), max(following, start)
     complaint = f"Error: the tool call is not valid JSON ({problem}). {_EXPECTED}"
-    return Call(invalid="bad_json", complaint=complaint), close + len(_CLOSE)
+    return Call("", "bad_json", complaint), close + len(_CLOSE)
 
 
 def _checked_call(value: object) -> Call:
     if not isinstance(value, Mapping):
-        return Call(invalid="bad_call", complaint=f"Error: a tool call is a JSON object. {_EXPECTED}")
+        return Call("", "bad_call", f"Error: a tool call is a JSON object. {_EXPECTED}")
     name = value.get("name")
     if name != TOOL:
         shown = f"is no tool {str(name)[:60]!r}" if isinstance(name, str) else 'is no "name" in the call'
-        return Call(invalid=INADMISSIBLE, complaint=f"Error: there {shown}; the only tool is {TOOL}.")
+        return Call("", INADMISSIBLE, f"Error: there {shown}; the only tool is {TOOL}.")
     code = _code_in(value.get("arguments"))
     if code is None:
-        complaint = f'Error: "arguments" must hold "code", the Python code as a string. {_EXPECTED}'
-        return Call(invalid=INADMISSIBLE, complaint=complaint)
+        return Call("", INADMISSIBLE, f'Error: "arguments" must hold "code", the Python code as a string. {_EXPECTED}')
     try:
         code.encode("utf-8")
     except UnicodeEncodeError:  # JSON can spell half a character, which no file or pipe takes
-        return Call(invalid=INADMISSIBLE, complaint='Error: "code" is not valid Unicode text.')
+        return Call("", INADMISSIBLE, 'Error: "code" is not valid Unicode text.')
     return Call(code)
 
 

@@ -141,14 +141,15 @@ def rows_in(source: str, *, split: str) -> list[Row]:
     """All rows of a file, or of a Hugging Face dataset (there of `split`, or of the only split)."""
     if source.startswith(HUGGING_FACE):
         return _hugging_face_rows(source, split)
-    path = Path(source).expanduser()
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}")
+    path = Path(source)
     if path.suffix == ".parquet":
         return _parquet_rows(path)
     if path.suffix not in (".jsonl", ".json"):
         raise ValueError(f"{path}: a file of problems ends in .jsonl, .json, .parquet")
-    rows = list(_json_rows(path))
+    try:
+        rows = list(_json_rows(path))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not valid UTF-8: {error}") from error
     for place, row in rows:
         if not isinstance(row, Mapping):
             raise ValueError(f"{place}: an object with a problem and an answer was expected, not {type(row).__name__}")

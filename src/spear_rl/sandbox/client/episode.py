@@ -92,10 +92,10 @@ class Episode:
 
     def _output(self, stream: int) -> tuple[str, bool]:
         """(text of a stream within the limit, whether there was more)."""
-        most = self._limits.output_chars
+        max_chars = self._limits.output_chars
         try:
-            text = os.pread(stream, 4 * most + 4, 0).decode("utf-8", "replace")
-            return text[:most], len(text) > most or os.fstat(stream).st_size > 4 * most + 4
+            text = os.pread(stream, 4 * max_chars + 4, 0).decode("utf-8", "replace")
+            return text[:max_chars], len(text) > max_chars or os.fstat(stream).st_size > 4 * max_chars + 4
         except OSError:  # the child shares the descriptor's flags and can change them
             return "", True
 

@@ -72,26 +72,26 @@ class ForkServer:
     def __init__(self, limits: Limits, *, max_children: int, **settings: Any) -> None:
         """`settings`: backend, packages, modules and spares of `Interpreter`."""
         self._lock, self._owner = threading.Lock(), os.getpid()
-        self._control, theirs = socket.socketpair()
+        self._control, server_end = socket.socketpair()
         path = [path for path in sys.path if os.path.isdir(path)]
         settings |= {"limits": asdict(limits), "path": path, "package": str(PACKAGE)}
         self._errors: Any = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the server)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-S", "-s", "-P", "-c", BOOT, str(theirs.fileno())],
+                [sys.executable, "-S", "-s", "-P", "-c", BOOT, str(server_end.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
                 env=ENVIRONMENT,
                 cwd="/",
-                pass_fds=[theirs.fileno()],
+                pass_fds=[server_end.fileno()],
                 start_new_session=True,
             )
         except OSError as error:
             self._control.close()
             raise SandboxUnavailable(f"the interpreter's server cannot be started: {error}") from error
         finally:
-            theirs.close()
+            server_end.close()
         memory_bytes = SERVER_BYTES + max_children * (limits.memory_mb * MIB + 3 * limits.file_bytes)
         group_limits = cgroup.limits_for(memory_bytes=memory_bytes, max_processes=max_children + 16)
         self._group = cgroup.group_of(self._process.pid, group_limits)  # before the server gets its settings

@@ -44,17 +44,17 @@ class FusionEpisode:
 
     def run(self, code: str, *, is_last: bool) -> Result:
         code = code.encode("utf-8", "replace").decode()
-        started, most = time.monotonic(), self._limits.output_chars
+        started, max_chars = time.monotonic(), self._limits.output_chars
         is_one_off = is_last and not self._seeding and not self._earlier
         result = self._run_code(code) if is_one_off else self._run_notebook(code)
         if not result.timed_out:  # a cell that timed out is not sent again: the variables before it stay
             self._earlier.append(code)
         return replace(
             result,
-            stdout=result.stdout[:most],
-            error=None if result.error is None else result.error[-most:],
-            truncated=len(result.stdout) > most or len(result.stderr) > most,
-            stderr=result.stderr[:most],
+            stdout=result.stdout[:max_chars],
+            error=None if result.error is None else result.error[-max_chars:],
+            truncated=len(result.stdout) > max_chars or len(result.stderr) > max_chars,
+            stderr=result.stderr[:max_chars],
             seconds=time.monotonic() - started,
         )
 
@@ -102,13 +102,13 @@ class FusionEpisode:
         return Result(stdout, f"Timed out after {self._limits.seconds:g} seconds.", timed_out=True)
 
     def _post(self, path: str, content: dict[str, Any], *, seconds: float) -> dict[str, Any]:
-        url, most = f"{self._url}/{path}", self._limits.file_bytes
+        url, max_bytes = f"{self._url}/{path}", self._limits.file_bytes
         request = urllib.request.Request(url, json.dumps(content).encode(), {"Content-Type": "application/json"})
         try:
             with bounded_opener().open(request, timeout=seconds + GRACE_SECONDS) as response:
-                payload = response.read(most + 1)
-            if len(payload) > most:
-                raise SandboxUnavailable(f"SandboxFusion answered with more than {most} bytes")
+                payload = response.read(max_bytes + 1)
+            if len(payload) > max_bytes:
+                raise SandboxUnavailable(f"SandboxFusion answered with more than {max_bytes} bytes")
             reply = json.loads(payload)
         except (OSError, HTTPException, ValueError, RecursionError) as error:
             raise SandboxUnavailable(f"SandboxFusion at {self._url} does not answer as it should: {error}") from error

@@ -203,9 +203,9 @@ class Interpreter(AbstractContextManager["Interpreter"]):
                 self._finalizer()
                 self._server = None
             if self._server is None:
-                most = self._max_sessions + self._max_running + self._spares
+                max_children = self._max_sessions + self._max_running + self._spares
                 settings = self._loaded | {"backend": self._requested, "spares": self._spares}
-                server = ForkServer(self.limits, max_children=most, **settings)
+                server = ForkServer(self.limits, max_children=max_children, **settings)
                 self._finalizer = weakref.finalize(self, server.close)
                 if server.backend == UNSAFE:
                     log.warning(UNSAFE_WARNING)

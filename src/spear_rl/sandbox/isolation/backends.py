@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 
 from spear_rl.sandbox.isolation import kernel, landlock, namespaces, seccomp
-from spear_rl.sandbox.isolation.readable import DEVICES, OTHERS_PACKAGES
 from spear_rl.sandbox.types import MIB, Limits
 
 ISOLATING = ("namespaces", "landlock")
@@ -78,7 +77,7 @@ class Isolation:
         seccomp.restrict_self(seccomp.for_process(self.filter, os.getpid()))
 
     def _set_resource_limits(self) -> None:
-        most = {
+        limits = {
             resource.RLIMIT_AS: self.base_bytes + self.limits.memory_mb * MIB,
             resource.RLIMIT_FSIZE: self.limits.file_bytes,
             resource.RLIMIT_CORE: 0,
@@ -86,8 +85,8 @@ class Isolation:
         }
         if self.backend != UNSAFE:  # quotas per user, who may be the host's
             counted = ("NPROC", "MEMLOCK", "MSGQUEUE", "SIGPENDING")
-            most |= {getattr(resource, f"RLIMIT_{name}"): 0 for name in counted}
-        for which, value in most.items():
+            limits |= {getattr(resource, f"RLIMIT_{name}"): 0 for name in counted}
+        for which, value in limits.items():
             hard = resource.getrlimit(which)[1]
             value = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.setrlimit(which, (value, value))
@@ -100,10 +99,10 @@ def landlock_rules(standard: Sequence[str], packages: Sequence[str], *, in_jail:
         if in_jail or not os.path.isdir(path):
             rules.append((path, landlock.READ))
         else:
-            inside = [entry.path for entry in os.scandir(path) if entry.name not in OTHERS_PACKAGES]
+            inside = [entry.path for entry in os.scandir(path) if entry.name not in namespaces.OTHERS_PACKAGES]
             rules += [(path, landlock.READ_DIR), *((each, landlock.READ) for each in filter(os.path.exists, inside))]
     rules += [(path, landlock.READ) for path in packages]
-    for path, is_writable in DEVICES.items():
+    for path, is_writable in namespaces.DEVICES.items():
         if os.path.exists(path):
             rules.append((path, landlock.READ_FILE | (landlock.WRITE_FILE | landlock.TRUNCATE if is_writable else 0)))
     return tuple(rules)

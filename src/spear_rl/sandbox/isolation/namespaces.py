@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import NoReturn
 
 from spear_rl.sandbox.isolation import kernel
-from spear_rl.sandbox.isolation.readable import DEVICES, OTHERS_PACKAGES
 from spear_rl.sandbox.isolation.syscalls import PIVOT_ROOT
 
 ROOT = "/tmp"
 """Where the new root is built, inside the jail's own mount namespace: nothing is created in the host's /tmp."""
 SCRATCH = "/scratch"
 """Inside the jail: every episode mounts its own small file system here. /tmp is a link to it."""
+OTHERS_PACKAGES = ("site-packages", "dist-packages")
+DEVICES = {"/dev/null": True, "/dev/zero": False, "/dev/urandom": False}
+"""path -> whether it is writable. Not /dev/random: before Linux 5.6 any process can drain its pool."""
 HOST_NAME = b"sandbox"
 INSIDE_ID = 1000
 KEPT_FLAGS = {os.ST_NOEXEC: kernel.MS_NOEXEC, os.ST_NODEV: kernel.MS_NODEV, os.ST_NOSUID: kernel.MS_NOSUID}

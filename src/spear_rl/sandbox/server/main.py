@@ -13,17 +13,31 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from spear_rl.sandbox import protocol
 from spear_rl.sandbox.isolation import backends, kernel, landlock, namespaces
 from spear_rl.sandbox.isolation.backends import ISOLATING, UNSAFE, Isolation
-from spear_rl.sandbox.isolation.readable import preloaded
 from spear_rl.sandbox.server.child import RULESET, ChildTemplate, new_pipe, new_stream, run_modules, warm_up
 from spear_rl.sandbox.types import Limits
 
 PARENT_CHECK_SECONDS, REAP_SECONDS = 0.5, 0.02
+
+STANDARD = (
+    *("array", "ast", "base64", "bisect", "bz2", "calendar", "cmath", "collections", "contextlib", "copy", "csv"),
+    *("ctypes", "dataclasses", "datetime", "decimal", "difflib", "enum", "fractions", "functools", "hashlib", "heapq"),
+    *("inspect", "io", "itertools", "json", "linecache", "lzma", "math", "numbers", "operator", "pathlib", "pickle"),
+    *("pprint", "queue", "random", "re", "secrets", "shutil", "signal", "sqlite3", "statistics", "string", "struct"),
+    *("subprocess", "tempfile", "textwrap", "threading", "time", "timeit", "traceback", "typing", "unicodedata"),
+    *("unittest", "uuid", "warnings", "zlib", "zoneinfo"),
+)
+"""Imported beforehand: for speed, and because a shared library cannot be opened later."""
+
+LAZY = {"numpy": ("numpy.random", "numpy.linalg", "numpy.fft", "numpy.polynomial", "numpy.ma")}
+"""Submodules that every child would otherwise import at first use."""
 
 
 class Server:
@@ -116,7 +130,7 @@ def main(settings: dict[str, Any], control: socket.socket) -> None:
         control.sendall(protocol.frame(protocol.READY, json.dumps({"reasons": reasons}).encode()))
         return
     standard: list[str] = settings["standard"]
-    packages, missing = preloaded(settings["packages"])
+    packages, missing = _preloaded(settings["packages"])
     run_modules(settings["modules"])
     sys.path[:] = [path for path in standard if os.path.exists(path)]
     sys.path_importer_cache.clear()
@@ -134,6 +148,35 @@ def main(settings: dict[str, Any], control: socket.socket) -> None:
     gc.collect()
     gc.freeze()
     Server(control, template, can_fork=backend == UNSAFE, spares=spares).serve()
+
+
+def _preloaded(packages: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Import the packages: (their directories and files, packages that are not installed)."""
+    missing = []
+    for name in STANDARD:
+        with contextlib.suppress(ImportError):  # a Python built without it
+            import_module(name)
+    standard = set(sys.modules)
+    for name in packages:
+        try:
+            for each in (name, *LAZY.get(name, ())):
+                import_module(each)
+        except ModuleNotFoundError as error:
+            missing.append(f"{name} ({error})")
+    loaded = {name.partition(".")[0] for name in set(sys.modules) - standard} - sys.stdlib_module_names
+    return sorted({path for name in loaded for path in _module_paths(name)}), missing
+
+
+def _module_paths(name: str) -> Iterator[str]:
+    """The location of a loaded top-level module, and of the shared libraries that wheels install beside it."""
+    module = sys.modules.get(name)
+    file, folders = getattr(module, "__file__", None), getattr(module, "__path__", None)
+    for path in [*folders] if folders is not None else [file] if file else []:
+        if os.path.exists(path):
+            yield os.path.abspath(path)
+            libraries = Path(path).parent / f"{name}.libs"
+            if libraries.is_dir():
+                yield os.path.abspath(libraries)
 
 
 def _prepared_isolation(
