@@ -49,8 +49,6 @@ class Isolation:
     def confine(self, server: int) -> None:
         """Isolate this process. `server` is the parent that it must not outlive."""
         if self.backend == "landlock" and self.uid is not None:
-            # Without this, giving up user 0 would also give up the right to set the user for file access below.
-            kernel.prctl(kernel.PR_SET_SECUREBITS, kernel.SECBIT_NO_SETUID_FIXUP)
             namespaces.become(self.uid)
         if self.reads_as_root:
             kernel.libc.setfsuid(0)
@@ -132,13 +130,8 @@ def unused_uid() -> int | None:
     """
     if os.getuid() != 0:
         return None
-
-    def try_uid(uid: int) -> None:
-        kernel.prctl(kernel.PR_SET_SECUREBITS, kernel.SECBIT_NO_SETUID_FIXUP)
-        namespaces.become(uid)
-
     candidates = (random.SystemRandom().randrange(1_900_000_000, 2_100_000_000), NOBODY)
-    return next((uid for uid in candidates if failure(partial(try_uid, uid)) is None), None)
+    return next((uid for uid in candidates if failure(partial(namespaces.become, uid)) is None), None)
 
 
 def needs_root_to_read(paths: Sequence[str], uid: int | None) -> bool:

@@ -55,7 +55,6 @@ def enter(standard: Sequence[str], packages: Iterable[str], *, uid: int | None) 
     for descriptor in sources.values():
         os.close(descriptor)
     if uid is not None:
-        kernel.prctl(kernel.PR_SET_SECUREBITS, kernel.SECBIT_NO_SETUID_FIXUP)  # keeps the jail's capabilities
         become(INSIDE_ID)
     pid = os.fork()
     if pid:
@@ -64,7 +63,8 @@ def enter(standard: Sequence[str], packages: Iterable[str], *, uid: int | None) 
 
 
 def become(uid: int) -> None:
-    """Drop root's privileges to another user."""
+    """Change from root to another user. Capabilities stay: to mount in the jail, or to set the user for file access."""
+    kernel.prctl(kernel.PR_SET_SECUREBITS, kernel.SECBIT_NO_SETUID_FIXUP)
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
