@@ -141,6 +141,13 @@ def test_a_file_that_cannot_be_used_is_refused_with_the_reason(tmp_path, name, c
         asked("train", data=str(tmp_path / name))
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_a_file_that_is_not_utf_8_is_refused_by_name(tmp_path, name):
+    (tmp_path / name).write_bytes(b'{"problem": "\xff"}')
+    with pytest.raises(ValueError, match=f"{name}: not valid UTF-8"):
+        asked("train", data=str(tmp_path / name))
+
+
 def test_a_missing_file_or_folder_is_one_sentence_that_says_what_to_set(spear, tmp_path, monkeypatch):
     monkeypatch.delenv(FOLDER, raising=False)
     for data, words in {"gsm8k": FOLDER, "no/such.jsonl": "there is no file"}.items():
