@@ -26,9 +26,8 @@ from spear_rl.envs.household.rules.pddl import read_formula, task_sentence
 from spear_rl.envs.lookup import LookupEnv
 from spear_rl.envs.sokoban.boxoban import _HEAD
 from spear_rl.envs.tool_math.calls import tool_calls
-from spear_rl.envs.tool_math.data.columns import _answer, _question
-from spear_rl.envs.tool_math.verification.answers import as_integer, integer, is_same_answer, normalised
-from spear_rl.envs.tool_math.verification.boxed import boxed_answer
+from spear_rl.envs.tool_math.problems import _answer, _question
+from spear_rl.envs.tool_math.verification.answers import as_integer, boxed_answer, integer, is_same_answer, normalised
 from spear_rl.envs.webshop.action import said_action
 from spear_rl.envs.webshop.browser.html import escape
 from spear_rl.envs.webshop.browser.visits import _spelled
