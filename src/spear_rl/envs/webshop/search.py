@@ -1,4 +1,4 @@
-"""Search as Lucene does it: BM25 over stemmed words without stop words, from arrays that processes share on disk."""
+"""BM25 search as in Lucene: stems without stop words, in memory-mapped arrays that processes share."""
 
 from __future__ import annotations
 
@@ -9,24 +9,18 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from spear_rl.envs.webshop.data.extra import package
+from spear_rl.envs.webshop.data.optional import package
+from spear_rl.envs.webshop.data.words import STOP_WORDS
 
 K1, B = 0.9, 0.4
-"""What the original's index was searched with."""
-
-STOP_WORDS = frozenset(
-    """
-    a an and are as at be but by for if in into is it no not of on or such that the their then there these they this
-    to was will with
-    """.split()  # noqa: SIM905 - read as words
-)
-"""Lucene's."""
+"""The original's parameters of BM25."""
+_ARRAYS = ("data", "indices", "indptr")
 
 _WORD = re.compile(r"\w+(?:['\u2019.]\w+)*")
 
 
 class Words:
-    """Text to stems. Remembers the stem of every word it has seen, up to a limit."""
+    """Text to stems; caches the stem of every word, up to a limit."""
 
     def __init__(self) -> None:
         self._stem = package("Stemmer").Stemmer("porter").stemWord
@@ -46,25 +40,23 @@ class Words:
 
 
 class Index:
-    """A searchable catalogue. Documents are numbered as they were given."""
+    """A search index; documents are numbered in the order they were given."""
 
     def __init__(self, scores: dict[str, Any], vocabulary: dict[str, int], num_documents: int) -> None:
-        bm25s = package("bm25s")
-        self._words, self._vocabulary, self._num_documents = Words(), vocabulary, num_documents
-        self._bm25 = bm25s.BM25(k1=K1, b=B, method="lucene")
+        self._words, self._vocabulary = Words(), vocabulary
+        self._bm25 = package("bm25s").BM25(k1=K1, b=B, method="lucene")
         self._bm25.scores = scores | {"num_docs": num_documents}
         self._bm25.nonoccurrence_array = None
 
     @classmethod
     def opened(cls, folder: Path) -> Index:
-        """The index in a folder; its arrays stay on disk, where processes share them."""
-        numpy = package("numpy")
+        """The index in a folder; its arrays are memory-mapped."""
         vocabulary = json.loads((folder / "vocabulary.json").read_text("utf-8"))
-        arrays = {name: numpy.load(folder / f"{name}.npy", mmap_mode="r") for name in ("data", "indices", "indptr")}
+        arrays = {name: package("numpy").load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
         return cls(arrays, vocabulary["words"], vocabulary["num_documents"])
 
     def best(self, query: str, count: int) -> list[int]:
-        """The numbers of the best documents, best first; the lower number first where scores are equal."""
+        """The numbers of the best documents, best first; of equal scores the lower number first."""
         numpy = package("numpy")
         ids = [self._vocabulary[stem] for stem in self._words.stems(query.lower()) if stem in self._vocabulary]
         if not ids:
@@ -74,23 +66,23 @@ class Index:
         if len(found) > count:
             least = numpy.partition(scores[found], len(found) - count)[len(found) - count]
             found = found[scores[found] >= least]
-        # A stable sort: what is equal stays in the order of its numbers.
+        # Stable, so that equal scores stay in the order of their numbers.
         order = numpy.argsort(-scores[found], kind="stable")[:count]
         return [int(number) for number in found[order]]
 
 
 def write_index(texts: Iterable[str], folder: Path) -> None:
-    """Index texts into a folder."""
+    """Write the index of some texts into a folder."""
     bm25s, numpy = package("bm25s"), package("numpy")
     words, vocabulary = Words(), dict[str, int]()
     documents: list[Sequence[int]] = []
     for text in texts:
         documents.append(array("i", (vocabulary.setdefault(stem, len(vocabulary)) for stem in words.stems(text))))
-    if not vocabulary:  # nothing can be found then, but BM25 wants a word to count
+    if not vocabulary:  # BM25 needs at least one word
         vocabulary, documents = {"": 0}, [[0] for _ in documents]
     bm25 = bm25s.BM25(k1=K1, b=B, method="lucene")
     scores = bm25.build_index_from_ids(list(vocabulary.values()), documents, show_progress=False)
-    for name in ("data", "indices", "indptr"):
+    for name in _ARRAYS:
         numpy.save(folder / f"{name}.npy", scores[name], allow_pickle=False)
     state = {"words": vocabulary, "num_documents": len(documents)}
     (folder / "vocabulary.json").write_text(json.dumps(state, ensure_ascii=False), "utf-8")

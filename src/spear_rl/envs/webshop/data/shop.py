@@ -1,4 +1,4 @@
-"""A shop on disk: products, index, goals and splits, written once and then shared, read-only, by all processes."""
+"""A shop on disk: products, search index, goals and splits, written once and shared read-only by all processes."""
 
 from __future__ import annotations
 
@@ -16,29 +16,26 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from spear_rl.envs.webshop.data.extra import package
-from spear_rl.envs.webshop.data.files import DataError, Files, read_entries
-from spear_rl.envs.webshop.data.goals import human_goals, shuffled_order, split_of, synthetic_goals
-from spear_rl.envs.webshop.data.product import Goal, Product
-from spear_rl.envs.webshop.data.reading import product_of, usable
-from spear_rl.envs.webshop.generated.catalogue import SEED, Entry, generated_entries
-from spear_rl.envs.webshop.generated.tiny import tiny_entries
+from spear_rl.envs.webshop.data.entries import DataError, Entry, Files, read_entries, usable
+from spear_rl.envs.webshop.data.goals import SPLITS, human_goals, shuffled_order, split_of, synthetic_goals
+from spear_rl.envs.webshop.data.optional import package
+from spear_rl.envs.webshop.data.product import Goal, Product, as_dict, product_of
+from spear_rl.envs.webshop.generated.catalogue import SEED, generated_entries, tiny_entries
 from spear_rl.envs.webshop.search import Index, write_index
 from spear_rl.io.cache import cache_folder, store, stored
 
 FORMAT = 1
-"""To be raised whenever a folder's content changes in shape or meaning, the generator's words included."""
-
+"""Part of a shop's key: raise it whenever a folder's content changes in format or meaning, the generator's included."""
 NUM_RESULTS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a shop is made from: all of it, so that two equal sources are the same shop everywhere."""
+    """Everything that a shop is made from: equal sources give the same shop on every machine."""
 
     level: Literal["standard", "tiny", "files"] = "standard"
     num_products: int = 0
-    """Of a generated catalogue, or the first so many of the files; 0 is all of them."""
+    """Products to generate, or to read from the files; 0 is all of the files."""
     goals: Literal["human", "synthetic"] = "human"
     seed: int = SEED
     files: Files | None = None
@@ -52,18 +49,17 @@ class Source:
         return generated_entries(self.num_products, seed=self.seed)
 
     def key(self) -> str:
-        """A name for the shop on this machine: files are told apart by place, size and time."""
+        """The shop's key in the cache; files count by path, size and modification time."""
         files = [_fingerprint(path) for path in self.files if path] if self.files else None
         fields = asdict(self) | {"files": files, "format": FORMAT}
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:24]
 
 
-class Rows:
-    """Lines of JSON in a file, read one by one where they are needed."""
+class JsonLines:
+    """A memory-mapped file of JSON lines; a line is parsed when it is read."""
 
     def __init__(self, path: Path) -> None:
-        numpy = package("numpy")
-        self._ends: Any = numpy.load(path.with_suffix(".npy"), mmap_mode="r")
+        self._ends: Any = package("numpy").load(path.with_suffix(".npy"), mmap_mode="r")
         with open(path, "rb") as file:
             self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if len(self._ends) else b""
 
@@ -76,16 +72,12 @@ class Rows:
 
 
 class Shop:
-    """A catalogue, its search and its goals."""
+    """A catalogue, its search index and its goals."""
 
     def __init__(self, folder: Path) -> None:
-        self._products, self._goals = Rows(folder / "products.jsonl"), Rows(folder / "goals.jsonl")
+        self._products, self._goals = JsonLines(folder / "products.jsonl"), JsonLines(folder / "goals.jsonl")
         self._index = Index.opened(folder)
-        numpy = package("numpy")
-        self._splits = {
-            name: numpy.load(folder / f"{name}.npy", mmap_mode="r") for name in ("train", "validation", "test")
-        }
-        # As many as a busy process looks at again and again; a large catalogue stays on disk.
+        self._splits = {name: package("numpy").load(folder / f"{name}.npy", mmap_mode="r") for name in SPLITS}
         self.product = lru_cache(maxsize=8192)(self._product)
         self.results = lru_cache(maxsize=2048)(self._results)
 
@@ -104,71 +96,66 @@ class Shop:
         return Goal.from_dict(self._goals[number])
 
     def split(self, name: str) -> Any:
-        """The numbers of a split's goals, in order."""
+        """The numbers of a split's goals, in order: an array on disk."""
         return self._splits[name]
 
 
-def opened_shop(source: Source, cache: str = "") -> Shop:
-    """The shop of a source: from the cache if it is there and whole, else made anew and kept."""
-    return _opened(source, cache_folder(cache) / "webshop" / f"{FORMAT}-{source.key()}")
+def open_shop(source: Source, cache: str = "") -> Shop:
+    """The shop of a source, from the cache if it is there and complete; otherwise it is made and kept there."""
+    return _open(source, cache_folder(cache) / "webshop" / f"{FORMAT}-{source.key()}")
 
 
 @lru_cache(maxsize=8)
-def _opened(source: Source, folder: Path) -> Shop:
-    if _is_whole(folder):
+def _open(source: Source, folder: Path) -> Shop:
+    if _is_complete(folder):
         return Shop(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=folder.parent, prefix="."))
-    except OSError:  # the cache is for speed only: a folder that cannot be written costs time and nothing else
+    except OSError:  # best effort: without a writable cache the shop is made for this process only
         made = Path(tempfile.mkdtemp(prefix="spear-webshop-"))
-    # What is not moved into its place, for whatever reason, goes with this process.
+    # Removes what is not renamed below.
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     write_shop(source, made)
-    if folder.exists() and not _is_whole(folder):
+    if folder.exists() and not _is_complete(folder):
         shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):  # another process was faster, with the same content
         os.rename(made, folder)
-    return Shop(folder if _is_whole(folder) else made)
+    return Shop(folder if _is_complete(folder) else made)
 
 
 def write_shop(source: Source, folder: Path) -> None:
-    """Make a shop in a folder; its last file says that it is whole."""
+    """Make a shop in a folder; its last file, whole.json, marks it as complete."""
     numpy = package("numpy")
-    make = human_goals if source.goals == "human" else synthetic_goals
+    make_goals = human_goals if source.goals == "human" else synthetic_goals
     keys: list[tuple[int, ...]] = []
 
-    def goals_of(entry: Entry, product: Product, number: int) -> Iterator[dict[str, Any]]:
-        for goal in make(entry, product, number, seed=source.seed):
-            digests = (hashlib.sha256(repr(key).encode("utf-8", "replace")).digest() for key in goal.keys)
-            keys.append(tuple(int.from_bytes(digest[:8], "big") for digest in digests))
-            yield goal.as_dict()
-
-    def texts() -> Iterator[str]:
-        with _RowWriter(folder / "products.jsonl") as products, _RowWriter(folder / "goals.jsonl") as goals:
+    def indexed_texts() -> Iterator[str]:
+        with _JsonLinesWriter(folder / "products.jsonl") as products, _JsonLinesWriter(folder / "goals.jsonl") as goals:
             for number, entry in enumerate(usable(source.entries())):
                 product = product_of(entry, seed=source.seed)
-                products.write(product.as_dict())
-                for goal in goals_of(entry, product, number):
+                products.write(product)
+                for goal in make_goals(entry, product, number, seed=source.seed):
                     goals.write(goal)
+                    digests = (hashlib.sha256(repr(key).encode("utf-8", "replace")).digest() for key in goal.keys)
+                    keys.append(tuple(int.from_bytes(digest[:8], "big") for digest in digests))
                 yield product.indexed_text
 
-    write_index(texts(), folder)
+    write_index(indexed_texts(), folder)
     if not keys:
         raise DataError(f"there is no {source.goals} goal in the catalogue: its products ask for nothing")
-    splits = split_of(shuffled_order(len(keys), seed=source.seed), keys)
-    for name, numbers in splits.items():
+    for name, numbers in split_of(shuffled_order(len(keys), seed=source.seed), keys).items():
         numpy.save(folder / f"{name}.npy", numpy.array(numbers, dtype="int64"))
     store(folder / "whole.json", {path.name: path.stat().st_size for path in sorted(folder.iterdir())})
 
 
-class _RowWriter:
-    """Writes lines of JSON, and in a file beside them where each ends."""
+class _JsonLinesWriter:
+    """Writes JSON lines, and beside them an array of where each one ends."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._ends = path, [0]
 
-    def __enter__(self) -> _RowWriter:
+    def __enter__(self) -> _JsonLinesWriter:
         self._file = open(self._path, "wb")
         return self
 
@@ -177,13 +164,12 @@ class _RowWriter:
         numpy = package("numpy")
         numpy.save(self._path.with_suffix(".npy"), numpy.array(self._ends[1:], dtype="int64"))
 
-    def write(self, value: object) -> None:
-        line = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n"
-        self._file.write(line)
-        self._ends.append(self._ends[-1] + len(line))
+    def write(self, record: Product | Goal) -> None:
+        line = json.dumps(record, ensure_ascii=False, separators=(",", ":"), default=as_dict)
+        self._ends.append(self._ends[-1] + self._file.write(line.encode("utf-8", "replace") + b"\n"))
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_complete(folder: Path) -> bool:
     sizes = stored(folder / "whole.json") or {}
     try:
         return bool(sizes) and all((folder / name).stat().st_size == size for name, size in sizes.items())
@@ -197,6 +183,6 @@ def _fingerprint(path: str) -> list[object]:
 
 
 def panel_hash(goals: Iterable[Goal]) -> str:
-    """One hash for what all goals of a panel ask for, in order."""
-    lines = (json.dumps(goal.as_dict(), sort_keys=True) for goal in goals)
+    """One hash of all goals in order."""
+    lines = (json.dumps(goal, sort_keys=True, default=as_dict) for goal in goals)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
