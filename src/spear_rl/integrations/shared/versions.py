@@ -1,4 +1,4 @@
-"""Whether a framework that we extend is installed, in a version we know, with every name that we hook into."""
+"""Whether a framework is installed in a supported version, with every name that we override or call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spear_rl.errors import ConfigError, MissingExtraError
 
 
 def require_version(package: str, least: tuple[int, ...], below: tuple[int, ...]) -> str:
-    """The installed version, if it is one of these; the extra has the package's name."""
+    """The installed version, if it is within these bounds; our extra has the package's name."""
     version = next((found.version for found in metadata.distributions(name=package)), None)
     if version is None:
         raise MissingExtraError(f"{package} is not installed: pip install 'spear-rl[{package}]'")
@@ -21,13 +21,13 @@ def require_version(package: str, least: tuple[int, ...], below: tuple[int, ...]
 
 
 def require_names(package: str, names: Iterable[str]) -> None:
-    """Refuse to start if one of these dotted names is gone."""
-    if missing := [name for name in names if not _is_there(name)]:
+    """Raise if one of these dotted names does not exist."""
+    if missing := [name for name in names if not _exists(name)]:
         version = metadata.version(package)
         raise ConfigError(f"{package} {version} has no {', '.join(missing)}: pip install 'spear-rl[{package}]'")
 
 
-def _is_there(name: str) -> bool:
+def _exists(name: str) -> bool:
     try:
         return locate(name) is not None
     except ErrorDuringImport:
