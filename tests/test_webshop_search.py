@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spear_rl.envs.webshop.search import STOP_WORDS, Index, Words, write_index
+from spear_rl.envs.webshop.search import STOP_WORDS, Index, stems, write_index
 
 TEXTS = [
     "red wool rug for the living room",
@@ -29,11 +29,10 @@ def index(tmp_path):
 
 def bm25(texts: list[str], query: str) -> list[float]:
     """The formula: idf * tf / (tf + k1 * (1 - b + b * length / mean length)), with k1 0.9 and b 0.4."""
-    words = Words()
-    documents = [Counter(words.stems(text)) for text in texts]
+    documents = [Counter(stems(text)) for text in texts]
     mean = sum(d.total() for d in documents) / len(documents)
     scores = [0.0] * len(texts)
-    for stem in words.stems(query):
+    for stem in stems(query):
         having = sum(stem in d for d in documents)
         idf = math.log(1 + (len(texts) - having + 0.5) / (having + 0.5))
         for number, d in enumerate(documents):
@@ -56,7 +55,6 @@ def test_the_order_is_the_formulas(tmp_path_factory, words):
 
 
 def test_words_are_stemmed_by_porter_and_stop_words_are_lucenes():
-    stems = Words().stems
     assert stems("the women's running shoes, generously") == ["women", "run", "shoe", "gener"], "Porter2 says generous"
     assert stems(" ".join(STOP_WORDS)) == []
     assert len(STOP_WORDS) == 33

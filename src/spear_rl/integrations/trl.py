@@ -100,8 +100,8 @@ def require_options(options: Any) -> None:
         raise ConfigError(f"spear: pass a dict of options, e.g. {{'imitation': 1.0}}, or None, not {shown(options)}")
     if {"bonus", "bonus_of"} & options.keys():
         raise ConfigError("spear: in TRL the bonus is a reward function; add tool_bonus(...) to reward_funcs")
-    for name in options.keys() - OPTIONS:
-        raise ConfigError(f"spear: there is no option {shown(name)}{nearest(str(name), sorted(OPTIONS))}")
+    if unknown := [name for name in options if name not in OPTIONS]:
+        raise ConfigError(f"spear: there is no option {shown(unknown[0])}{nearest(str(unknown[0]), sorted(OPTIONS))}")
 
 
 def require_trainable(args: Any, update: str) -> None:

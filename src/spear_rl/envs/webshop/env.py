@@ -13,8 +13,7 @@ from spear_rl.envs.webshop.views import SEPARATOR, VIEWS
 from spear_rl.rollout.env import INADMISSIBLE, Observation, StepResult
 
 REWARD = 10.0
-SEARCH_FORM = "search[<your query>]"
-"""A search in the list of possible actions; taken literally it searches for these words."""
+SEARCH_FORM = "search[<your query>]"  # in the list of possible actions; said like this, it searches for these words
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +22,7 @@ class Rules:
 
     view: str = "text"
     reward: float = REWARD
-    pays: Literal["success", "score"] = "success"
-    """reward * [score = 1], or reward * score."""
+    pays: Literal["success", "score"] = "success"  # reward * [score = 1], or reward * score
     max_turns: int = MAX_TURNS
     page_size: int = PAGE_SIZE
 

@@ -9,11 +9,10 @@ from spear_rl.envs.shared.dice import Dice
 from spear_rl.envs.webshop.data.product import NO_LIMIT, Goal, Product
 from spear_rl.envs.webshop.data.shop import Shop
 from spear_rl.envs.webshop.data.words import FILLER_WORDS, color_of, is_match, normalised, ratio
-from spear_rl.envs.webshop.session import BUY, NEXT, PREVIOUS, Kind, Page, Session
+from spear_rl.envs.webshop.session import BUY, NEXT, PREVIOUS, Kind, Page, Session, parsed_action
 
 _LIMIT = re.compile(r",? (?:and )?price lower than ([\d.]+) dollars\.?$")
-_NUM_OPENED = 2
-"""Products that `rules` opens before it decides: more would leave no turns to buy one."""
+_NUM_OPENED = 2  # products that `rules` opens before it decides: more would leave no turns to buy one
 
 
 def price_limit_in(instruction: str) -> float:
@@ -49,7 +48,7 @@ def rules(shop: Shop, goal: Goal, page_size: int, seed: int) -> list[str]:
     session, actions = Session(shop, goal, page_size=page_size), []
     for action in _rules(session):
         actions.append(action)
-        _act(session, action)
+        session.act(parsed_action(action))
     return actions
 
 
@@ -57,7 +56,7 @@ def hasty(shop: Shop, goal: Goal, page_size: int, seed: int) -> list[str]:
     """A weak policy: buys any product of the first page, and often without choosing options."""
     dice, session = Dice("hasty", seed), Session(shop, goal, page_size=page_size)
     search = f"search[{query_in(goal.instruction)}]"
-    _act(session, search)
+    session.act(parsed_action(search))
     listed = session.page.listed
     if not listed:
         return [search]
@@ -118,8 +117,3 @@ def _nearest(product: Product, wanted: str) -> str:
     color = color_of(wanted)
     best = max(values, default="", key=lambda value: ratio(color_of(value), color))
     return best if is_match(color_of(best), color) else ""
-
-
-def _act(session: Session, action: str) -> None:
-    verb, _, words = action.removesuffix("]").partition("[")
-    (session.search if verb == "search" else session.click)(words)

@@ -42,16 +42,10 @@ def score(purchase: Purchase, goal: Goal) -> Score:
     has_option = [any(is_match(value, color_of(wanted)) for value in chosen) for wanted in goal.options]
     is_affordable = product.price <= goal.price_limit
     matched = sum(has_attribute) + sum(has_option) + is_affordable
-    return Score(
-        total=factor * matched / (len(has_attribute) + len(has_option) + 1),
-        type_factor=factor,
-        title_share=share,
-        is_same_query=is_same_query,
-        num_shared_categories=num_shared,
-        attributes=dict(zip(goal.attributes, has_attribute, strict=True)),
-        options=dict(zip(goal.options, has_option, strict=True)),
-        is_affordable=is_affordable,
-    )
+    total = factor * matched / (len(has_attribute) + len(has_option) + 1)
+    attributes = dict(zip(goal.attributes, has_attribute, strict=True))
+    options = dict(zip(goal.options, has_option, strict=True))
+    return Score(total, factor, share, is_same_query, num_shared, attributes, options, is_affordable)
 
 
 def title_share(bought: str, wanted: str) -> float:

@@ -6,44 +6,35 @@ import json
 import re
 from array import array
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from spear_rl.envs.webshop.data.optional import package
 from spear_rl.envs.webshop.data.words import STOP_WORDS
 
-K1, B = 0.9, 0.4
-"""The original's parameters of BM25."""
+K1, B = 0.9, 0.4  # the original's parameters of BM25
 _ARRAYS = ("data", "indices", "indptr")
-
 _WORD = re.compile(r"\w+(?:['\u2019.]\w+)*")
+_POSSESSIVE = re.compile("['\u2019]s$")
 
 
-class Words:
-    """Text to stems; caches the stem of every word, up to a limit."""
+def stems(text: str) -> list[str]:
+    """The stems of a lower-cased text in order: "the women's running shoes" -> ["women", "run", "shoe"]."""
+    return [_stem(word) for word in _WORD.findall(text) if word not in STOP_WORDS]
 
-    def __init__(self) -> None:
-        self._stem = package("Stemmer").Stemmer("porter").stemWord
-        self._known: dict[str, str] = dict.fromkeys(STOP_WORDS, "")
 
-    def stems(self, text: str) -> list[str]:
-        """The stems of a lower-cased text in order: "the women's running shoes" -> ["women", "run", "shoe"]."""
-        return [stem for word in _WORD.findall(text) if (stem := self._stemmed(word))]
-
-    def _stemmed(self, word: str) -> str:
-        stem = self._known.get(word)
-        if stem is None:
-            stem = self._stem(word[:-2] if word.endswith(("'s", "\u2019s")) else word)
-            if len(self._known) < 1_000_000:
-                self._known[word] = stem
-        return stem
+@lru_cache(maxsize=1_000_000)
+def _stem(word: str) -> str:
+    stem: str = package("Stemmer").Stemmer("porter").stemWord(_POSSESSIVE.sub("", word))
+    return stem
 
 
 class Index:
     """A search index; documents are numbered in the order they were given."""
 
     def __init__(self, scores: dict[str, Any], vocabulary: dict[str, int], num_documents: int) -> None:
-        self._words, self._vocabulary = Words(), vocabulary
+        self._vocabulary = vocabulary
         self._bm25 = package("bm25s").BM25(k1=K1, b=B, method="lucene")
         self._bm25.scores = scores | {"num_docs": num_documents}
         self._bm25.nonoccurrence_array = None
@@ -58,7 +49,7 @@ class Index:
     def best(self, query: str, count: int) -> list[int]:
         """The numbers of the best documents, best first; of equal scores the lower number first."""
         numpy = package("numpy")
-        ids = [self._vocabulary[stem] for stem in self._words.stems(query.lower()) if stem in self._vocabulary]
+        ids = [self._vocabulary[stem] for stem in stems(query.lower()) if stem in self._vocabulary]
         if not ids:
             return []
         scores = self._bm25.get_scores_from_ids(ids)
@@ -74,10 +65,10 @@ class Index:
 def write_index(texts: Iterable[str], folder: Path) -> None:
     """Write the index of some texts into a folder."""
     bm25s, numpy = package("bm25s"), package("numpy")
-    words, vocabulary = Words(), dict[str, int]()
+    vocabulary = dict[str, int]()
     documents: list[Sequence[int]] = []
     for text in texts:
-        documents.append(array("i", (vocabulary.setdefault(stem, len(vocabulary)) for stem in words.stems(text))))
+        documents.append(array("i", (vocabulary.setdefault(stem, len(vocabulary)) for stem in stems(text))))
     if not vocabulary:  # BM25 needs at least one word
         vocabulary, documents = {"": 0}, [[0] for _ in documents]
     bm25 = bm25s.BM25(k1=K1, b=B, method="lucene")

@@ -14,11 +14,9 @@ from spear_rl.envs.webshop.score import Score, score
 
 PAGE_SIZE = 10
 MAX_TURNS = 15
-MAX_QUERY = 500
-"""A query is cut to so many characters: it is the key of a cache."""
+MAX_QUERY = 500  # characters: a query is the key of a cache
 BACK, NEXT, PREVIOUS, BUY = "back to search", "next >", "< prev", "buy now"
-NOT_AN_ACTION = "not_an_action"
-"""Why a turn is invalid: its command is neither a search nor a click."""
+NOT_AN_ACTION = "not_an_action"  # why a turn is invalid: its command is neither a search nor a click
 _ACTION = re.compile(r"(search|click)\s*\[(.*)\]", re.DOTALL)
 _CLOSED = "the shop is closed"
 
@@ -70,19 +68,14 @@ class Page:
     kind: Kind
     instruction: str
     query: str = ""
-    number: int = 1
-    """Of a page of results."""
+    number: int = 1  # of a page of results
     num_results: int = 0
-    listed: tuple[Product, ...] = ()
-    """The products on a page of results."""
+    listed: tuple[Product, ...] = ()  # the products on a page of results
     product: Product | None = None
-    chosen: dict[str, str] = field(default_factory=dict)
-    """Option name -> chosen value."""
-    seen: frozenset[str] = frozenset()
-    """Asins of the products that were opened since the last search."""
+    chosen: dict[str, str] = field(default_factory=dict)  # option name -> chosen value
+    seen: frozenset[str] = frozenset()  # asins of the products that were opened since the last search
     page_size: int = PAGE_SIZE
-    score: Score | None = None
-    """Of the purchase, once it is made."""
+    score: Score | None = None  # of the purchase, once it is made
 
     @property
     def has_next(self) -> bool:
@@ -185,16 +178,10 @@ class Session:
         return Page(Kind.SEARCH, self._goal.instruction, page_size=self._page_size)
 
     def _result_page(self, words: str, number: int, seen: frozenset[str] = frozenset()) -> Page:
-        first = (number - 1) * self._page_size
-        return replace(
-            self._search_page(),
-            kind=Kind.RESULTS,
-            query=words,
-            number=number,
-            num_results=len(self._results),
-            listed=tuple(self._shop.product(n) for n in self._results[first : first + self._page_size]),
-            seen=seen,
-        )
+        first, size = (number - 1) * self._page_size, self._page_size
+        listed = tuple(self._shop.product(n) for n in self._results[first : first + size])
+        count, instruction = len(self._results), self._goal.instruction
+        return Page(Kind.RESULTS, instruction, words, number, count, listed, seen=seen, page_size=size)
 
     def _why_not(self, name: str) -> str:
         kind = self.page.kind

@@ -14,8 +14,7 @@ class Element(NamedTuple):
     """A text on a page."""
 
     text: str
-    role: str = ""
-    """button, option, chosen, product, seen; empty for what cannot be clicked."""
+    role: str = ""  # button, option, chosen, product, seen; empty for what cannot be clicked
 
 
 def text_view(page: Page) -> str:

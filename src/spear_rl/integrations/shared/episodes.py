@@ -20,20 +20,14 @@ class Row:
     """One or more turns of an episode; an episode's rows are ordered by `number`."""
 
     group: str
-    session: int
-    """The episode's number in its group."""
-    number: int
-    """The row's number in its episode."""
+    session: int  # the episode's number in its group
+    number: int  # the row's number in its episode
     prompt: list[int]
     response: list[int]
-    own: list[int]
-    """1 on the tokens of the response that the policy wrote."""
-    logprobs: list[float]
-    """Of the response, by the trainer."""
-    reward: float = 0.0
-    """Of the episode."""
-    weights: list[float] | None = None
-    """Multiplies each token's advantage; None is 1."""
+    own: list[int]  # 1 on the tokens of the response that the policy wrote
+    logprobs: list[float]  # of the response, by the trainer
+    reward: float = 0.0  # of the episode
+    weights: list[float] | None = None  # multiply each token's advantage; None is 1
     episode: tuple[str, str, Trajectory] | None = None
     """Task, family and episode; in the first row of an episode that our own environments played."""
 

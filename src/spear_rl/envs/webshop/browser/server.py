@@ -91,18 +91,13 @@ class ShopServer(ThreadingHTTPServer):
 
 
 class _RefusedError(Exception):
-    """The request is answered by a status and one line."""
-
-    def __init__(self, status: int, line: str) -> None:
-        super().__init__(line)
-        self.status, self.line = status, line
+    """Its arguments are the status and the one line of the answer."""
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: ShopServer
     protocol_version = "HTTP/1.1"
-    timeout = 10
-    """Seconds to receive a whole request, and to send an answer."""
+    timeout = 10  # seconds to receive a whole request, and to send an answer
 
     def setup(self) -> None:
         super().setup()
@@ -123,9 +118,13 @@ class _Handler(BaseHTTPRequestHandler):
     def _handle(self, answer: Callable[[str, bytes], None]) -> None:
         try:
             body = self._body()
-            answer(self._path(), body)
+            try:
+                path = urlsplit(self.path).path
+            except ValueError:
+                raise _RefusedError(400, "The address is malformed.") from None
+            answer(path, body)
         except _RefusedError as refused:
-            self._refuse(refused.status, refused.line)
+            self._refuse(*refused.args)
         except FullError:
             self._refuse(503, "The shop is full: come back later.")
 
@@ -198,12 +197,6 @@ class _Handler(BaseHTTPRequestHandler):
         if len(body) < length:
             raise _RefusedError(400, "The form is shorter than its Content-Length.")
         return body
-
-    def _path(self) -> str:
-        try:
-            return urlsplit(self.path).path
-        except ValueError:
-            raise _RefusedError(400, "The address is malformed.") from None
 
     def _visit_of_cookie(self) -> tuple[str, Visit] | None:
         for part in ";".join(self.headers.get_all("Cookie", [])).split(";"):

@@ -14,12 +14,11 @@ from functools import partial
 from spear_rl.envs.webshop import SPLITS, Source, page_size_of
 from spear_rl.envs.webshop.data.product import Goal
 from spear_rl.envs.webshop.data.shop import Shop, open_shop
-from spear_rl.envs.webshop.session import MAX_TURNS, PAGE_SIZE, Action, Session
+from spear_rl.envs.webshop.session import PAGE_SIZE, Action, Session
 from spear_rl.io.escaping import visible
 
 MAX_VISITS = 500
-IDLE_SECONDS = 3600.0
-"""A visit that was idle for so long may be removed to make room for a new one."""
+IDLE_SECONDS = 3600.0  # a visit that was idle for so long may be removed to make room for a new one
 
 
 class FullError(Exception):
@@ -29,12 +28,11 @@ class FullError(Exception):
 class Visit:
     """One browser's tasks and scores."""
 
-    def __init__(self, shop: Shop, numbers: Sequence[int], *, page_size: int, max_turns: int) -> None:
-        self._shop, self._numbers, self._page_size, self._max_turns = shop, numbers, page_size, max_turns
+    def __init__(self, shop: Shop, numbers: Sequence[int], *, page_size: int) -> None:
+        self._shop, self._numbers, self._page_size = shop, numbers, page_size
         self.lock = threading.Lock()
         self.used_at = time.monotonic()
-        self.num_acts = 0
-        """Counts actions and opened tasks; a form with another count comes from an earlier page."""
+        self.num_acts = 0  # actions and opened tasks; a form with another count comes from an earlier page
         self.scores: list[float] = []
         self.open(0)
 
@@ -51,7 +49,7 @@ class Visit:
         """Start the task at this place in the list."""
         self.place = place % self.num_tasks
         self.goal: Goal = self._shop.goal(self._numbers[self.place])
-        self.session = Session(self._shop, self.goal, page_size=self._page_size, max_turns=self._max_turns)
+        self.session = Session(self._shop, self.goal, page_size=self._page_size)
         self.notice = ""
         self.num_acts += 1
 
@@ -76,12 +74,9 @@ class Visits:
     before its first action starts again under the same name.
     """
 
-    def __init__(
-        self, shop: Shop, numbers: Sequence[int], *, page_size: int = PAGE_SIZE, max_turns: int = MAX_TURNS
-    ) -> None:
-        self._new_visit = partial(Visit, shop, numbers, page_size=page_size, max_turns=max_turns)
-        self._visits: OrderedDict[str, Visit] = OrderedDict()
-        """Least recently used first."""
+    def __init__(self, shop: Shop, numbers: Sequence[int], *, page_size: int = PAGE_SIZE) -> None:
+        self._new_visit = partial(Visit, shop, numbers, page_size=page_size)
+        self._visits: OrderedDict[str, Visit] = OrderedDict()  # least recently used first
         self._lock = threading.Lock()
         self._key = secrets.token_bytes(32)
 

@@ -14,8 +14,7 @@ from spear_rl.errors import UserError
 
 VARIABLE = "WEBSHOP_DATA"
 _CHUNK = 1 << 20
-_MAX_ENTRY = 1 << 26
-"""Characters of one entry."""
+_MAX_ENTRY = 1 << 26  # characters
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -23,12 +22,9 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 class Entry:
     """A product as WebShop's three files hold it."""
 
-    item: dict[str, Any]
-    """From items_shuffle.json."""
-    attributes: dict[str, Any]
-    """From items_ins_v2.json."""
-    instructions: list[dict[str, Any]]
-    """From items_human_ins.json."""
+    item: dict[str, Any]  # from items_shuffle.json
+    attributes: dict[str, Any]  # from items_ins_v2.json
+    instructions: list[dict[str, Any]]  # from items_human_ins.json
 
 
 class DataError(UserError):
@@ -40,8 +36,7 @@ class Files(NamedTuple):
 
     items: str
     attributes: str
-    instructions: str
-    """Empty if there is no such file: then goals can only be synthetic."""
+    instructions: str  # empty if there is no such file: then goals can only be synthetic
 
 
 def found_files(data: str = "", *, size: str = "") -> Files:
@@ -54,8 +49,7 @@ def found_files(data: str = "", *, size: str = "") -> Files:
         raise DataError(f"say where WebShop's files are: the option data, or the variable {VARIABLE}")
     # Absolute, since a worker process may run in another folder.
     folder = Path(os.path.abspath(os.path.expanduser(place)))
-    items = _first_file(folder, "items_shuffle", size)
-    attributes = _first_file(folder, "items_ins_v2", size)
+    items, attributes = (_first_file(folder, name, size) for name in ("items_shuffle", "items_ins_v2"))
     instructions = folder / "items_human_ins.json"
     return Files(str(items), str(attributes), str(instructions) if instructions.is_file() else "")
 

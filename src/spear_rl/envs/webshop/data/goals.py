@@ -12,7 +12,6 @@ from spear_rl.envs.webshop.data.entries import Entry
 from spear_rl.envs.webshop.data.product import NO_LIMIT, Goal, Product
 
 SPLITS = ("train", "validation", "test")
-_TEST, _VALIDATION = 500, 1000
 _LIMITS = tuple(10.0 * number for number in range(1, 100))
 
 
@@ -62,12 +61,8 @@ def split_of(order: Sequence[int], keys: Sequence[Collection[object]]) -> dict[s
     With fewer than 3000 goals, test and validation get a sixth each. A goal that shares a key (see `Goal.keys`) with
     one of an earlier split is left out, so that no two splits share a goal.
     """
-    num_test, num_validation = (_TEST, _VALIDATION) if len(order) >= 3000 else (len(order) // 6, len(order) // 6)
-    parts = {
-        "test": order[:num_test],
-        "validation": order[num_test : num_test + num_validation],
-        "train": order[num_test + num_validation :],
-    }
+    test, validation = (500, 1500) if len(order) >= 3000 else (len(order) // 6, len(order) // 6 * 2)
+    parts = {"test": order[:test], "validation": order[test:validation], "train": order[validation:]}
     taken: set[object] = set()
     splits: dict[str, list[int]] = {}
     for name, numbers in parts.items():

@@ -10,10 +10,8 @@ from typing import Any
 from spear_rl.envs.shared.dice import Dice
 from spear_rl.envs.webshop.data.entries import Entry
 
-NO_LIMIT = 1_000_000.0
-"""The price limit of a goal that names none."""
-NO_PRICE = 100.0
-"""The price of a product without one."""
+NO_LIMIT = 1_000_000.0  # the price limit of a goal that names none
+NO_PRICE = 100.0  # the price of a product without one
 CATEGORY_SEPARATOR = "\u203a"
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?|\.\d+")
 
@@ -32,16 +30,12 @@ class Product:
     description: str
     bullets: tuple[str, ...]
     attributes: tuple[str, ...]
-    options: dict[str, tuple[str, ...]]
-    """Option name -> its values, all in lower case."""
+    options: dict[str, tuple[str, ...]]  # option name -> its values, all in lower case
     category: str
-    query: str
-    """The search that the product was scraped from; products of one kind share it."""
+    query: str  # the search that the product was scraped from; products of one kind share it
     product_category: str
-    pricing: tuple[float, ...]
-    """One number, or the two ends of a range."""
-    price: float
-    """The number, or a draw from the range."""
+    pricing: tuple[float, ...]  # one number, or the two ends of a range
+    price: float  # the number, or a draw from the range
     rating: str = "N.A."
     reviews: tuple[Review, ...] = ()
 
@@ -66,14 +60,11 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    asin: str
-    """The product that the goal was made from; another one may score as well."""
-    number: int
-    """That product's number in the catalogue."""
+    asin: str  # of the product that the goal was made from; another one may score as well
+    number: int  # of that product in the catalogue
     instruction: str
     attributes: tuple[str, ...]
-    options: tuple[str, ...]
-    """Wanted option values."""
+    options: tuple[str, ...]  # wanted option values
     price_limit: float
     category: str
     query: str
@@ -93,8 +84,7 @@ class Goal:
 @dataclass(frozen=True, slots=True)
 class Purchase:
     product: Product
-    options: dict[str, str]
-    """Option name -> chosen value."""
+    options: dict[str, str]  # option name -> chosen value
 
 
 def as_dict(record: Any) -> dict[str, Any]:

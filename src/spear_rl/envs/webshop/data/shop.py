@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from spear_rl.envs.webshop.data.entries import DataError, Entry, Files, read_entries, usable
 from spear_rl.envs.webshop.data.goals import SPLITS, human_goals, shuffled_order, split_of, synthetic_goals
@@ -34,12 +34,10 @@ class Source:
     """Everything that a shop is made from: equal sources give the same shop on every machine."""
 
     level: Literal["standard", "tiny", "files"] = "standard"
-    num_products: int = 0
-    """Products to generate, or to read from the files; 0 is all of the files."""
+    num_products: int = 0  # to generate, or to read from the files; 0 is all of the files
     goals: Literal["human", "synthetic"] = "human"
     seed: int = SEED
-    files: Files | None = None
-    """Of the level `files`."""
+    files: Files | None = None  # of the level `files`
 
     def entries(self) -> Iterator[Entry]:
         if self.files is not None:
@@ -56,7 +54,7 @@ class Source:
 
 
 class JsonLines:
-    """A memory-mapped file of JSON lines; a line is parsed when it is read."""
+    """A memory-mapped file of JSON lines, with an array of where each one ends; a line is parsed when it is read."""
 
     def __init__(self, path: Path) -> None:
         self._ends: Any = package("numpy").load(path.with_suffix(".npy"), mmap_mode="r")
@@ -126,17 +124,17 @@ def _open(source: Source, folder: Path) -> Shop:
 
 def write_shop(source: Source, folder: Path) -> None:
     """Make a shop in a folder; its last file, whole.json, marks it as complete."""
-    numpy = package("numpy")
     make_goals = human_goals if source.goals == "human" else synthetic_goals
+    product_ends, goal_ends = list[int](), list[int]()
     keys: list[tuple[int, ...]] = []
 
     def indexed_texts() -> Iterator[str]:
-        with _JsonLinesWriter(folder / "products.jsonl") as products, _JsonLinesWriter(folder / "goals.jsonl") as goals:
+        with open(folder / "products.jsonl", "wb") as products, open(folder / "goals.jsonl", "wb") as goals:
             for number, entry in enumerate(usable(source.entries())):
                 product = product_of(entry, seed=source.seed)
-                products.write(product)
+                product_ends.append(_append(products, product))
                 for goal in make_goals(entry, product, number, seed=source.seed):
-                    goals.write(goal)
+                    goal_ends.append(_append(goals, goal))
                     digests = (hashlib.sha256(repr(key).encode("utf-8", "replace")).digest() for key in goal.keys)
                     keys.append(tuple(int.from_bytes(digest[:8], "big") for digest in digests))
                 yield product.indexed_text
@@ -144,29 +142,18 @@ def write_shop(source: Source, folder: Path) -> None:
     write_index(indexed_texts(), folder)
     if not keys:
         raise DataError(f"there is no {source.goals} goal in the catalogue: its products ask for nothing")
-    for name, numbers in split_of(shuffled_order(len(keys), seed=source.seed), keys).items():
+    splits = split_of(shuffled_order(len(keys), seed=source.seed), keys)
+    numpy = package("numpy")
+    for name, numbers in ({"products": product_ends, "goals": goal_ends} | splits).items():
         numpy.save(folder / f"{name}.npy", numpy.array(numbers, dtype="int64"))
     store(folder / "whole.json", {path.name: path.stat().st_size for path in sorted(folder.iterdir())})
 
 
-class _JsonLinesWriter:
-    """Writes JSON lines, and beside them an array of where each one ends."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._ends = path, [0]
-
-    def __enter__(self) -> _JsonLinesWriter:
-        self._file = open(self._path, "wb")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-        numpy = package("numpy")
-        numpy.save(self._path.with_suffix(".npy"), numpy.array(self._ends[1:], dtype="int64"))
-
-    def write(self, record: Product | Goal) -> None:
-        line = json.dumps(record, ensure_ascii=False, separators=(",", ":"), default=as_dict)
-        self._ends.append(self._ends[-1] + self._file.write(line.encode("utf-8", "replace") + b"\n"))
+def _append(file: BinaryIO, record: Product | Goal) -> int:
+    """Write a record as one line of JSON; returns the position where it ends."""
+    line = json.dumps(record, ensure_ascii=False, separators=(",", ":"), default=as_dict)
+    file.write(line.encode("utf-8", "replace") + b"\n")
+    return file.tell()
 
 
 def _is_complete(folder: Path) -> bool:

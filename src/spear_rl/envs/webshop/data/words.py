@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import tomllib
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from spear_rl.envs.webshop.data.optional import package
 
@@ -18,8 +17,7 @@ _OTHER_CLASSES = frozenset((_LISTS["closed_class_words"] + _LISTS["adjectives"])
 _ADJECTIVE_ENDINGS = tuple(_LISTS["adjective_endings"].split())
 _NOUNS = frozenset(_LISTS["nouns"].split())
 _WORD = re.compile(r"[^\W_]+(?:['\u2019][^\W_]+)?")
-_MATCH = 85
-"""Two texts match if their token_set_ratio is above this."""
+_MATCH = 85  # two texts match if their token_set_ratio is above this
 
 
 def color_of(value: str) -> str:
@@ -29,7 +27,7 @@ def color_of(value: str) -> str:
 
 def ratio(one: str, other: str) -> float:
     """The token_set_ratio of two normalised texts, from 0 to 100."""
-    return float(_fuzz().token_set_ratio(one, other, processor=_processor()))
+    return float(package("rapidfuzz.fuzz").token_set_ratio(normalised(one), normalised(other)))
 
 
 def is_match(one: str, other: str) -> bool:
@@ -38,7 +36,7 @@ def is_match(one: str, other: str) -> bool:
 
 def normalised(text: str) -> str:
     """Lower case, with a space for everything that is neither letter nor digit."""
-    return str(_processor()(text))
+    return str(package("rapidfuzz.utils").default_process(text))
 
 
 @lru_cache(maxsize=65536)
@@ -58,13 +56,3 @@ def _is_noun(word: str) -> bool:
     if len(word) < 2 or any(character.isdigit() for character in word) or word in _OTHER_CLASSES:
         return False
     return word in _NOUNS or not word.endswith(_ADJECTIVE_ENDINGS)
-
-
-@cache
-def _fuzz() -> Any:
-    return package("rapidfuzz.fuzz")
-
-
-@cache
-def _processor() -> Any:
-    return package("rapidfuzz.utils").default_process

@@ -126,11 +126,12 @@ def _entry(words: dict[str, Any], kind: dict[str, Any], number: int, dice: Dice,
         "reviews": reviews,
     }
     clauses = {attribute: clause for attribute, (_, clause) in meaning.items()}
-    written = instruction_for(kind["noun"], attributes, in_title, clauses, options, Dice("wish", seed, number))
-    synthetic = f"i am looking for {thing}, {', '.join(written.attributes)}"
-    asked = {"instruction_attributes": list(written.attributes), "attributes": list(meaning)}
+    draws = Dice("wish", seed, number)
+    text, wanted, values = instruction_for(kind["noun"], attributes, in_title, clauses, options, draws)
+    synthetic = f"i am looking for {thing}, {', '.join(wanted)}"
+    asked = {"instruction_attributes": wanted, "attributes": list(meaning)}
     all_values = [f"{option}: {value}" for option, values in options.items() for value in values]
-    human = {"instruction": written.text, "instruction_options": list(written.options), "options": all_values}
+    human = {"instruction": text, "instruction_options": values, "options": all_values}
     return Entry(item, {"instruction": synthetic, **asked}, [human | asked])
 
 

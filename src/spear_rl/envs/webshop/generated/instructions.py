@@ -9,20 +9,12 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from spear_rl.envs.shared.dice import Dice
 
 PHRASES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("phrases.toml").read_text("utf-8"))
 _PARAPHRASED = 0.4
-
-
-class Instruction(NamedTuple):
-    """A sentence and what it asks for."""
-
-    text: str
-    attributes: tuple[str, ...]
-    options: tuple[str, ...]
 
 
 def instruction_for(
@@ -32,8 +24,10 @@ def instruction_for(
     clauses: Mapping[str, str],
     options: Mapping[str, Sequence[str]],
     dice: Dice,
-) -> Instruction:
-    """An instruction that the product satisfies; it prefers attributes that are not in the title.
+) -> tuple[str, list[str], list[str]]:
+    """A sentence that the product satisfies, and the attributes and option values that it asks for.
+
+    It prefers attributes that are not in the title.
 
     Args:
         attributes: by group: adjectives, features, purposes.
@@ -52,7 +46,7 @@ def instruction_for(
     for name, value in wanted.items():
         phrases = PHRASES["options"].get(name, PHRASES["options"]["other"])
         text += ", " + dice.choice(phrases).format(name=name, value=value)
-    return Instruction(text, tuple(words for _, words in chosen), tuple(wanted.values()))
+    return text, [words for _, words in chosen], list(wanted.values())
 
 
 def agreed(clause: str, noun: str) -> str:
