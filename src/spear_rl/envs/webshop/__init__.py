@@ -98,7 +98,7 @@ def source_of(
     return Source("standard", num_products or NUM_STANDARD, kind, seed)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GoalTasks(Sequence[Task]):
     """The tasks of a split, made on access: a full catalogue has very many goals."""
 
@@ -108,8 +108,7 @@ class GoalTasks(Sequence[Task]):
     rules: Rules
     expert: str
     instructions: str
-    numbers: Sequence[int]
-    """Of the goals."""
+    numbers: Sequence[int]  # of the goals
 
     def __len__(self) -> int:
         return len(self.numbers)

@@ -9,13 +9,9 @@ from typing import Any
 
 from spear_rl.envs.webshop.browser.visits import Visit
 from spear_rl.envs.webshop.data.optional import package
-from spear_rl.envs.webshop.data.product import NO_LIMIT, Goal
-from spear_rl.envs.webshop.score import Score
-from spear_rl.envs.webshop.session import BACK, NEXT, PREVIOUS, SUB_PAGES, Kind
+from spear_rl.envs.webshop.data.product import NO_LIMIT
+from spear_rl.envs.webshop.session import SUB_PAGES
 from spear_rl.io.escaping import visible
-
-_BUTTONS = {BACK: "Back to Search", PREVIOUS: "< Prev", NEXT: "Next >"}
-_TITLES = {Kind.ITEM: "Product", Kind.CLOSED: "Your score"}
 
 
 def escape(text: str) -> str:
@@ -25,30 +21,8 @@ def escape(text: str) -> str:
 
 def document(visit: Visit) -> str:
     """The page that a visit is on."""
-    page = visit.session.page
-    text: str = _template().render(
-        visit=visit,
-        page=page,
-        title=_TITLES.get(page.kind, page.kind.capitalize()),
-        turns_left=visit.session.turns_left,
-        mean_score=sum(visit.scores) / max(len(visit.scores), 1),
-        buttons=_BUTTONS,
-        sub_pages=SUB_PAGES,
-        num_pages=max(-(-page.num_results // page.page_size), 1),
-        score=page.score,
-        conditions=_conditions(page.score, visit.goal) if page.score else [],
-    )
+    text: str = _template().render(visit=visit, page=visit.session.page, sub_pages=SUB_PAGES, no_limit=NO_LIMIT)
     return text
-
-
-def _conditions(score: Score, goal: Goal) -> list[tuple[str, bool]]:
-    """What the goal asks for, and whether the purchase has it."""
-    limit = "no price limit" if goal.price_limit == NO_LIMIT else f"costs at most {goal.price_limit:.2f} dollars"
-    return [
-        *((f"has “{name}”", is_met) for name, is_met in score.attributes.items()),
-        *((f"option “{name}” chosen", is_met) for name, is_met in score.options.items()),
-        (limit, score.is_affordable),
-    ]
 
 
 @cache

@@ -1,6 +1,7 @@
 """Seeded generators of products and instructions in the schema of WebShop's own files.
 
-`python -m spear_rl.envs.webshop.generated.catalogue FOLDER --products 1000` writes such files.
+Instructions and product pages name or paraphrase an attribute: a search with an instruction as it is does not find
+everything. `python -m spear_rl.envs.webshop.generated.catalogue FOLDER --products 1000` writes such files.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import json
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,11 @@ from typing import Any
 from spear_rl.envs.shared.dice import Dice
 from spear_rl.envs.webshop.data.entries import Entry
 from spear_rl.envs.webshop.data.product import CATEGORY_SEPARATOR
-from spear_rl.envs.webshop.generated.instructions import PHRASES, agreed, instruction_for, is_plural, with_article
 
 SEED = 233
 NUM_TINY = 250
 CATEGORIES = ("fashion", "beauty", "electronics", "grocery", "garden")
+_PHRASES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("phrases.toml").read_text("utf-8"))
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -97,7 +98,7 @@ def _entry(words: dict[str, Any], kind: dict[str, Any], number: int, dice: Dice,
     price, is_range, pricing = _price(kind, dice)
     reviews = _reviews(kind, list(meaning), dice)
     num_bullets = max(len(hidden) - 1, 1)
-    thing = with_article(kind["noun"], kind["noun"])
+    thing = _with_article(kind["noun"], kind["noun"])
     description = [
         f"The {line} line by {brand} offers {thing} for people of every taste.",
         *(sentence[attribute] for attribute in hidden[num_bullets:]),
@@ -127,7 +128,7 @@ def _entry(words: dict[str, Any], kind: dict[str, Any], number: int, dice: Dice,
     }
     clauses = {attribute: clause for attribute, (_, clause) in meaning.items()}
     draws = Dice("wish", seed, number)
-    text, wanted, values = instruction_for(kind["noun"], attributes, in_title, clauses, options, draws)
+    text, wanted, values = _instruction(kind["noun"], attributes, in_title, clauses, options, draws)
     synthetic = f"i am looking for {thing}, {', '.join(wanted)}"
     asked = {"instruction_attributes": wanted, "attributes": list(meaning)}
     all_values = [f"{option}: {value}" for option, values in options.items() for value in values]
@@ -137,9 +138,9 @@ def _entry(words: dict[str, Any], kind: dict[str, Any], number: int, dice: Dice,
 
 def _sentences(noun: str, meaning: dict[str, list[str]], dice: Dice) -> dict[str, str]:
     """What the pages say about each attribute: a sentence that names it, or its paraphrase."""
-    subject = "They" if is_plural(noun) else "It"
+    subject = "They" if _is_plural(noun) else "It"
     return {
-        attribute: f"{subject} {agreed(clause, noun)}." if dice.chance(0.4) else sentence
+        attribute: f"{subject} {_agreed(clause, noun)}." if dice.chance(0.4) else sentence
         for attribute, (sentence, clause) in meaning.items()
     }
 
@@ -177,7 +178,7 @@ def _title(maker: str, name: str, attributes: dict[str, list[str]], dice: Dice) 
 def _reviews(kind: dict[str, Any], attributes: Sequence[str], dice: Dice) -> list[dict[str, Any]]:
     return [
         {
-            "title": dice.choice(PHRASES["review_titles"]),
+            "title": dice.choice(_PHRASES["review_titles"]),
             "stars": dice.weighted((5, 4, 3, 2), (5, 4, 2, 1)),
             "review": f"We have had this {kind['noun']} for {dice.between(2, 11)} months. "
             f"It is {dice.choice(('really', 'mostly', 'supposed to be'))} what the page says about "
@@ -185,6 +186,69 @@ def _reviews(kind: dict[str, Any], attributes: Sequence[str], dice: Dice) -> lis
         }
         for _ in range(dice.between(1, 3))
     ]
+
+
+def _instruction(
+    noun: str,
+    attributes: Mapping[str, Sequence[str]],
+    in_title: Collection[str],
+    clauses: Mapping[str, str],
+    options: Mapping[str, Sequence[str]],
+    dice: Dice,
+) -> tuple[str, list[str], list[str]]:
+    """A sentence that the product satisfies, and the attributes and option values that it asks for.
+
+    It prefers attributes that are not in the title.
+
+    Args:
+        attributes: by group: adjectives, features, purposes.
+        clauses: attribute -> its paraphrase.
+    """
+    grouped = [(group, words) for group, own in attributes.items() for words in own]
+    order = dice.shuffled([entry for entry in grouped if entry[1] not in in_title])
+    order += dice.shuffled([entry for entry in grouped if entry[1] in in_title])
+    if dice.chance(0.3):
+        order = dice.shuffled(order)
+    drawn = order[: dice.weighted((1, 2, 3), (3, 9, 4))]
+    chosen = [entry for entry in grouped if entry in drawn]
+    wanted = {name: dice.choice(values) for name, values in options.items() if dice.chance(0.75)}
+    opening = dice.choice(_PHRASES["openings"])
+    text = opening.format(thing=_thing(noun, chosen, clauses, dice))
+    for name, value in wanted.items():
+        phrases = _PHRASES["options"].get(name, _PHRASES["options"]["other"])
+        text += ", " + dice.choice(phrases).format(name=name, value=value)
+    return text, [words for _, words in chosen], list(wanted.values())
+
+
+def _agreed(clause: str, noun: str) -> str:
+    """A clause whose verb agrees with its noun: "is made of oak" -> "are made of oak" for a plural."""
+    return f"are {clause.removeprefix('is ')}" if clause.startswith("is ") and _is_plural(noun) else clause
+
+
+def _is_plural(noun: str) -> bool:
+    return noun.endswith("s") and not noun.endswith("ss")
+
+
+def _with_article(phrase: str, noun: str) -> str:
+    """A phrase that ends in `noun`, with "a" or "an" before it unless the noun is a plural."""
+    if _is_plural(noun):
+        return phrase
+    return f"an {phrase}" if phrase[0] in "aeiou" or phrase.startswith("hdmi") else f"a {phrase}"
+
+
+def _thing(noun: str, wanted: Sequence[tuple[str, str]], clauses: Mapping[str, str], dice: Dice) -> str:
+    named: dict[str, list[str]] = {"adjectives": [], "features": [], "purposes": []}
+    paraphrased = []
+    for group, words in wanted:
+        if dice.chance(0.4):
+            paraphrased.append(_agreed(clauses[words], noun))
+        else:
+            named[group].append(words)
+    phrase = _with_article(" ".join([*named["adjectives"], noun]), noun)
+    with_ = f" with {' and '.join(named['features'])}" if named["features"] else ""
+    for_ = f" for {' and '.join(named['purposes'])}" if named["purposes"] else ""
+    that = f" that {' and '.join(paraphrased)}" if paraphrased else ""
+    return phrase + (with_ + for_ + that if dice.chance(0.5) else that + with_ + for_)
 
 
 def main(arguments: Sequence[str]) -> int:
