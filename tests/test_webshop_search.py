@@ -24,7 +24,7 @@ TEXTS = [
 @pytest.fixture
 def index(tmp_path):
     write_index(TEXTS, tmp_path)
-    return Index.opened(tmp_path)
+    return Index(tmp_path)
 
 
 def bm25(texts: list[str], query: str) -> list[float]:
@@ -48,7 +48,7 @@ def test_the_order_is_the_formulas(tmp_path_factory, words):
     write_index(TEXTS, folder)
     query = " ".join(words)
     expected = bm25(TEXTS, query)
-    found = Index.opened(folder).best(query, 10)
+    found = Index(folder).best(query, 10)
     assert set(found) == {number for number, value in enumerate(expected) if value > 0}
     values = [expected[number] for number in found]
     assert values == pytest.approx(sorted(values, reverse=True), abs=1e-5)
@@ -67,10 +67,10 @@ def test_nothing_is_found_where_nothing_is_meant(index):
 
 def test_equal_scores_come_in_the_order_of_the_catalogue(tmp_path):
     write_index(["red rug"] * 30 + ["red red rug"], tmp_path)
-    assert Index.opened(tmp_path).best("rug", 7) == list(range(7))
-    assert Index.opened(tmp_path).best("rug red", 3) == [30, 0, 1]
+    assert Index(tmp_path).best("rug", 7) == list(range(7))
+    assert Index(tmp_path).best("rug red", 3) == [30, 0, 1]
 
 
 def test_a_catalogue_without_words_can_be_searched(tmp_path):
     write_index(["", "the"], tmp_path)
-    assert Index.opened(tmp_path).best("rug", 5) == []
+    assert Index(tmp_path).best("rug", 5) == []

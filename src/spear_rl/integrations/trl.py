@@ -1,7 +1,5 @@
 """SPEAR inside TRL: TRL samples, scores and trains; we keep good episodes and add a replay term to its loss."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import random

@@ -1,7 +1,5 @@
 """WebShop in pure Python, with a generated catalogue or WebShop's own files."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """The shop as an environment: free text in, pages out, a reward for the purchase."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal

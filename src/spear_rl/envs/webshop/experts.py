@@ -1,7 +1,5 @@
 """Scripted policies for demonstrations and as references: `oracle` reads the goal, `rules` and `hasty` do not."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """WebShop's score of a purchase, as a pure function that also returns the parts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from spear_rl.envs.webshop.data.product import CATEGORY_SEPARATOR, Goal, Product, Purchase
@@ -13,16 +11,12 @@ class Score:
     """A score and its parts."""
 
     total: float
-    type_factor: float
-    """1.0, 0.5, 0.1 or 0: whether it is the right kind of product."""
-    title_share: float
-    """Fraction of the nouns in the goal's title that are in the bought title."""
+    type_factor: float  # 1.0, 0.5, 0.1 or 0: whether it is the right kind of product
+    title_share: float  # fraction of the nouns in the goal's title that are in the bought title
     is_same_query: bool
     num_shared_categories: int
-    attributes: dict[str, bool]
-    """Wanted attribute -> whether the purchase has it."""
-    options: dict[str, bool]
-    """Wanted option value -> whether it was chosen."""
+    attributes: dict[str, bool]  # wanted attribute -> whether the purchase has it
+    options: dict[str, bool]  # wanted option value -> whether it was chosen
     is_affordable: bool
 
     @property

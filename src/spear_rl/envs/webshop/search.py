@@ -1,14 +1,11 @@
 """BM25 search as in Lucene: stems without stop words, in memory-mapped arrays that processes share."""
 
-from __future__ import annotations
-
 import json
 import re
 from array import array
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from spear_rl.envs.webshop.data.optional import package
 from spear_rl.envs.webshop.data.words import STOP_WORDS
@@ -31,20 +28,15 @@ def _stem(word: str) -> str:
 
 
 class Index:
-    """A search index; documents are numbered in the order they were given."""
+    """The search index in a folder, memory-mapped; documents are numbered in the order they were given."""
 
-    def __init__(self, scores: dict[str, Any], vocabulary: dict[str, int], num_documents: int) -> None:
-        self._vocabulary = vocabulary
-        self._bm25 = package("bm25s").BM25(k1=K1, b=B, method="lucene")
-        self._bm25.scores = scores | {"num_docs": num_documents}
-        self._bm25.nonoccurrence_array = None
-
-    @classmethod
-    def opened(cls, folder: Path) -> Index:
-        """The index in a folder; its arrays are memory-mapped."""
-        vocabulary = json.loads((folder / "vocabulary.json").read_text("utf-8"))
+    def __init__(self, folder: Path) -> None:
+        state = json.loads((folder / "vocabulary.json").read_text("utf-8"))
         arrays = {name: package("numpy").load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
-        return cls(arrays, vocabulary["words"], vocabulary["num_documents"])
+        self._vocabulary: dict[str, int] = state["words"]
+        self._bm25 = package("bm25s").BM25(k1=K1, b=B, method="lucene")
+        self._bm25.scores = arrays | {"num_docs": state["num_documents"]}
+        self._bm25.nonoccurrence_array = None
 
     def best(self, query: str, count: int) -> list[int]:
         """The numbers of the best documents, best first; of equal scores the lower number first."""

@@ -1,7 +1,5 @@
 """The rules of the shop: what an action is, which page is open and what can be done there. Renders nothing."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -18,7 +16,6 @@ MAX_QUERY = 500  # characters: a query is the key of a cache
 BACK, NEXT, PREVIOUS, BUY = "back to search", "next >", "< prev", "buy now"
 NOT_AN_ACTION = "not_an_action"  # why a turn is invalid: its command is neither a search nor a click
 _ACTION = re.compile(r"(search|click)\s*\[(.*)\]", re.DOTALL)
-_CLOSED = "the shop is closed"
 
 
 class Action(NamedTuple):
@@ -47,8 +44,6 @@ def parsed_action(text: str) -> Action:
 
 
 class Kind(StrEnum):
-    """What kind of page is open."""
-
     SEARCH = "search"
     RESULTS = "results"
     ITEM = "item"
@@ -105,7 +100,7 @@ class Page:
 
 
 class Session:
-    """One episode in the shop. `act`, `search` and `click` return why nothing happened, or "" if it worked."""
+    """One episode in the shop."""
 
     def __init__(self, shop: Shop, goal: Goal, *, page_size: int = PAGE_SIZE, max_turns: int = MAX_TURNS) -> None:
         self._shop, self._goal, self._page_size = shop, goal, page_size
@@ -118,21 +113,19 @@ class Session:
         return self.page.kind != Kind.CLOSED
 
     def act(self, action: Action) -> str:
-        """Take a turn; an invalid action takes one too. The last turn closes the shop."""
+        """Take a turn; returns why nothing happened, or "". Invalid actions take turns too; the last one closes."""
         if not self.is_open:
-            return _CLOSED
+            return "the shop is closed"
         self.turns_left -= 1
         if action.invalid:
             why = "say search[words] or click[something on this page]"
         else:
-            why = self.search(action.words) if action.verb == "search" else self.click(action.words)
+            why = self._search(action.words) if action.verb == "search" else self._click(action.words)
         if self.turns_left <= 0:
             self.close()
         return why
 
-    def search(self, words: str) -> str:
-        if not self.is_open:
-            return _CLOSED
+    def _search(self, words: str) -> str:
         if self.page.kind != Kind.SEARCH:
             return f"there is no search bar on this page, click[{BACK}] leads to it"
         if not words:
@@ -142,10 +135,8 @@ class Session:
         self.page = self._result_page(words, 1)
         return ""
 
-    def click(self, name: str) -> str:
+    def _click(self, name: str) -> str:
         page, product = self.page, self.page.product
-        if not self.is_open:
-            return _CLOSED
         if name not in page.clickable:
             return self._why_not(name)
         if name == BACK:

@@ -1,7 +1,5 @@
 """Pages as text: WebShop's observation (`text`), with marks around buttons (`rich`), or for small models (`short`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -11,8 +9,6 @@ SEPARATOR = " [SEP] "
 
 
 class Element(NamedTuple):
-    """A text on a page."""
-
     text: str
     role: str = ""  # button, option, chosen, product, seen; empty for what cannot be clicked
 

@@ -1,7 +1,5 @@
 """Rows of tokens that another framework samples and trains on, to and from the core's episodes. Knows no framework."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The algorithm's state in a file beside the framework's checkpoint."""
 
-from __future__ import annotations
-
 import logging
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Losses that a framework computes itself: which ones it can express, and covariance clipping without its help."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Whether a framework is installed in a supported version, with every name that we override or call."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from importlib import metadata
 from pydoc import ErrorDuringImport, locate

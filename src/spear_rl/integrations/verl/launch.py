@@ -56,14 +56,11 @@ def verl_settings(config: Config, folder: Path, theirs: Mapping[str, Any]) -> di
         "trainer.resume_mode": "auto" if config.run.resume else "disable",
         f"{actor}.ppo_mini_batch_size": rollout.num_tasks // count,
         f"{actor}.ppo_max_token_len_per_gpu": max(config.engine.micro_batch_tokens or 16384, longest),
-        f"{actor}.clip_ratio_low": loss.clip_low,
-        f"{actor}.clip_ratio_high": loss.clip_high,
         f"{actor}.clip_ratio_c": loss.dual_clip or 1e9,
         f"{actor}.loss_agg_mode": _REDUCTIONS[type(loss.reduction)],
         f"{actor}.loss_scale_factor": loss.reduction.length if isinstance(loss.reduction, FixedLength) else None,
-        f"{actor}.entropy_coeff": loss.entropy_bonus,
         f"{actor}.use_kl_loss": bool(loss.kl),
-        f"{actor}.kl_loss_coef": loss.kl,
+        **{name: getattr(loss, field) for name, field in _TRANSLATION["loss"].items()},
         **theirs,
     }
     gpus = int(keys["trainer.n_gpus_per_node"]) * int(keys["trainer.nnodes"])

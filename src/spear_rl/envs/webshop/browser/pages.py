@@ -1,7 +1,5 @@
 """The shop's pages as HTML. The template escapes every expression: scraped catalogues hold arbitrary text."""
 
-from __future__ import annotations
-
 import html
 from functools import cache
 from importlib import resources

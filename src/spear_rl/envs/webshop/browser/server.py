@@ -4,8 +4,6 @@ Pages run no script and load nothing but their style sheet, and the headers forb
 by one line, and no request holds a thread for longer than its time-out.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

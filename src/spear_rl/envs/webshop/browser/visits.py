@@ -1,7 +1,5 @@
 """One visit per browser, found by an unguessable name. Knows neither HTTP nor HTML."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import secrets

@@ -1,7 +1,5 @@
 """Entries of a catalogue, from WebShop's own files: read in parts, and never trusted to be well-formed."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Goals, their price limits, order and splits, all drawn from one seed, independent of workers and machines."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection, Iterator, Sequence
 from itertools import product as combinations

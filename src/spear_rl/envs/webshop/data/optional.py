@@ -1,7 +1,5 @@
 """Imports of the optional packages in the extra `webshop`."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

@@ -1,11 +1,9 @@
 """Products and goals, and how an entry of the files becomes a product: one spelling, numeric prices, gaps filled."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from spear_rl.envs.shared.dice import Dice
 from spear_rl.envs.webshop.data.entries import Entry
@@ -51,7 +49,7 @@ class Product:
         return " ".join([self.title, self.description, *self.bullets, options]).lower()
 
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Product:
+    def from_dict(cls, fields: dict[str, Any]) -> Self:
         lists = {name: tuple(fields[name]) for name in ("bullets", "attributes", "pricing")}
         options = {name: tuple(values) for name, values in fields["options"].items()}
         reviews = tuple(Review(**review) for review in fields["reviews"])
@@ -77,7 +75,7 @@ class Goal:
         return (self.asin, tuple(sorted(self.attributes)), tuple(sorted(self.options))), self.instruction
 
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Goal:
+    def from_dict(cls, fields: dict[str, Any]) -> Self:
         return cls(**fields | {"attributes": tuple(fields["attributes"]), "options": tuple(fields["options"])})
 
 

@@ -1,7 +1,5 @@
 """A shop on disk: products, search index, goals and splits, written once and shared read-only by all processes."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import hashlib
@@ -74,21 +72,14 @@ class Shop:
 
     def __init__(self, folder: Path) -> None:
         self._products, self._goals = JsonLines(folder / "products.jsonl"), JsonLines(folder / "goals.jsonl")
-        self._index = Index.opened(folder)
+        self._index = Index(folder)
         self._splits = {name: package("numpy").load(folder / f"{name}.npy", mmap_mode="r") for name in SPLITS}
-        self.product = lru_cache(maxsize=8192)(self._product)
-        self.results = lru_cache(maxsize=2048)(self._results)
+        self.product = lru_cache(maxsize=8192)(lambda number: Product.from_dict(self._products[number]))
+        self.results = lru_cache(maxsize=2048)(lambda query: tuple(self._index.best(query, NUM_RESULTS)))
 
     @property
     def num_products(self) -> int:
         return len(self._products)
-
-    def _product(self, number: int) -> Product:
-        return Product.from_dict(self._products[number])
-
-    def _results(self, query: str) -> tuple[int, ...]:
-        """The numbers of the best products for a query, best first."""
-        return tuple(self._index.best(query, NUM_RESULTS))
 
     def goal(self, number: int) -> Goal:
         return Goal.from_dict(self._goals[number])

@@ -1,7 +1,5 @@
 """How texts are compared: colours, nouns, fuzzy ratios, and the word lists of words.toml."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from functools import lru_cache

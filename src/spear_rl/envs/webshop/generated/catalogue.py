@@ -4,8 +4,6 @@ Instructions and product pages name or paraphrase an attribute: a search with an
 everything. `python -m spear_rl.envs.webshop.generated.catalogue FOLDER --products 1000` writes such files.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
