@@ -18,8 +18,8 @@ from torch.nn.utils.rnn import pad_sequence
 from spear_rl.algorithms import CovarianceClip, dr_bot, grpo, spear
 from spear_rl.engines.base import Term
 from spear_rl.functional import LossInputs
-from spear_rl.integrations.shared.terms import covariance_clipped, keep_function
 from spear_rl.integrations.verl import rows
+from spear_rl.integrations.verl.rows import covariance_clipped, keep_function
 from spear_rl.train.collate import collate
 from spear_rl.types import Completion, Stop, Trajectory, Turn
 

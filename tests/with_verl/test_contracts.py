@@ -22,8 +22,8 @@ from spear_rl.algorithms import CovarianceClip, dr_bot, gigpo, grpo, spear
 from spear_rl.engines.base import Term
 from spear_rl.functional import LossInputs
 from spear_rl.integrations.shared.episodes import Row, from_json, groups_of
-from spear_rl.integrations.shared.terms import covariance_clipped
 from spear_rl.integrations.verl import launch, loop, rows, trainer
+from spear_rl.integrations.verl.rows import covariance_clipped
 from spear_rl.rollout import Task
 from spear_rl.train.collate import collate
 from spear_rl.train.step import train_step

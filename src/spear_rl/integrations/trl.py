@@ -21,8 +21,7 @@ from spear_rl.functional import LossInputs, Reduce
 from spear_rl.functional.schedules import Schedule, as_schedule
 from spear_rl.integrations.shared import state_file
 from spear_rl.integrations.shared.episodes import Row, episode_of, fields_of, turns_of
-from spear_rl.integrations.shared.terms import require_surrogate
-from spear_rl.integrations.shared.versions import require_names, require_version
+from spear_rl.integrations.shared.requirements import require_names, require_surrogate, require_version
 from spear_rl.settings.ranges import nearest, shown
 from spear_rl.train.collate import collate
 from spear_rl.types import Group, Metrics, Trajectory
@@ -170,9 +169,9 @@ class SpearGRPOTrainer(supported_trainer()):  # type: ignore[misc]
         self._place = self.accelerator.process_index, self.accelerator.num_processes
 
     def _algorithm(self, options: Mapping[str, Any] | None) -> Algorithm:
-        if options is not None:
-            require_options(options)
-        if options is None or options.get("imitation", 1) is None:
+        options = {"imitation": None} if options is None else options
+        require_options(options)
+        if options.get("imitation", 1) is None:
             return algorithms.grpo()
         require_trainable(self.args, options.get("update", "joint"))
         reductions: dict[str, Reduce] = {"grpo": SequenceMean(), "dr_grpo": FixedLength(self.max_completion_length)}

@@ -1,6 +1,6 @@
 """WebShop in pure Python, with a generated catalogue or WebShop's own files."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -69,7 +69,7 @@ def tasks(
     numbers = [int(number) for number in shop.split(split)]
     if families:
         numbers = [number for number in numbers if shop.goal(number).category in families]
-    return GoalTasks(split, source, cache, rules, expert, PROMPTS[prompt], numbers[:max_tasks])
+    return LazyTasks(partial(_task, split, source, cache, rules, expert, PROMPTS[prompt]), numbers[:max_tasks])
 
 
 def page_size_of(source: Source) -> int:
@@ -97,35 +97,29 @@ def source_of(
 
 
 @dataclass(frozen=True, eq=False)
-class GoalTasks(Sequence[Task]):
-    """The tasks of a split, made on access: a full catalogue has very many goals."""
+class LazyTasks(Sequence[Task]):
+    """Tasks that are made on access: a full catalogue has very many goals."""
 
-    split: str
-    source: Source
-    cache: str
-    rules: Rules
-    expert: str
-    instructions: str
-    numbers: Sequence[int]  # of the goals
+    make: Callable[[int], Task]
+    numbers: Sequence[int]
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return tuple(self._task(number) for number in self.numbers[index])
-        return self._task(self.numbers[index])
+        numbers = self.numbers[index]
+        return tuple(map(self.make, numbers)) if isinstance(index, slice) else self.make(numbers)
 
-    def _task(self, number: int) -> Task:
-        place = self.source, self.cache, number
-        return Task(
-            id=f"webshop/{self.source.level}/{self.split}/{number:06d}",
-            make_env=partial(webshop_env, *place, self.rules),
-            family=_shop_and_goal(*place)[1].category,
-            instructions=self.instructions,
-            answer_format="<action>{action}</action>",
-            demonstrate=partial(demonstration, *place, self.expert, self.rules.page_size),
-        )
+
+def _task(split: str, source: Source, cache: str, rules: Rules, expert: str, instructions: str, number: int) -> Task:
+    return Task(
+        id=f"webshop/{source.level}/{split}/{number:06d}",
+        make_env=partial(webshop_env, source, cache, number, rules),
+        family=open_shop(source, cache).goal(number).category,
+        instructions=instructions,
+        answer_format="<action>{action}</action>",
+        demonstrate=partial(demonstration, source, cache, number, expert, rules.page_size),
+    )
 
 
 def webshop_env(source: Source, cache: str, number: int, rules: Rules) -> WebShopEnv:

@@ -14,8 +14,7 @@ from spear_rl.app.build_rollout import tasks_of
 from spear_rl.app.build_training import algorithm_of
 from spear_rl.app.config import Config, load, to_toml, value_of
 from spear_rl.errors import ConfigError
-from spear_rl.integrations.shared.terms import require_surrogate
-from spear_rl.integrations.shared.versions import require_names, require_version
+from spear_rl.integrations.shared.requirements import require_names, require_surrogate, require_version
 
 _TRANSLATION: dict[str, Any] = tomllib.loads((resources.files(__package__) / "translation.toml").read_text("utf-8"))
 _REDUCTIONS = {TokenMean: "token-mean", SequenceMean: "seq-mean-token-mean", FixedLength: "seq-mean-token-sum-norm"}

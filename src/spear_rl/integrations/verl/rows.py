@@ -1,13 +1,18 @@
-"""The core's batches as verl's rows, and their joint loss, computed by verl's own loss. Imports no verl."""
+"""The core's terms as verl's rows, and their joint loss, computed by verl's own loss. Imports no verl."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from spear_rl.algorithms import ClippedSurrogate
 from spear_rl.engines.base import Term
+from spear_rl.functional import LossInputs
 from spear_rl.integrations.shared.episodes import fields_of
+from spear_rl.train.step import mean_metrics
+from spear_rl.types import Metrics
 
 
 def rows_of(terms: Sequence[Term], *, size: int) -> list[dict[str, Tensor]]:
@@ -44,3 +49,36 @@ def joint_loss(
                     x = type(x)("sum", x.aggregate() * share)
                 metrics[name.replace("actor/", "spear/replay/") if number else name] = x
     return total, metrics
+
+
+def keep_function(term: Term) -> Callable[[LossInputs], Tensor] | None:
+    """The term's covariance clipping: [B, T] weights, 0 on clipped tokens; None without it."""
+    return term.loss.keep if isinstance(term.loss, ClippedSurrogate) else None
+
+
+def covariance_clipped(term: Term, logprobs: Tensor) -> tuple[Term, Metrics]:
+    """The term with an advantage of 0 on the tokens that covariance clipping drops.
+
+    An advantage of 0 is the same as a weight of 0, and the token still counts in the reduction. `logprobs` are the
+    current policy's, [B, T] as the batch.
+    """
+    batch, mask, keep = term.batch, term.batch.mask, keep_function(term)
+    assert keep is not None
+    kept = keep(LossInputs(logprobs, batch.old_logprobs, batch.advantages, mask, generator=term.generator))
+    ratio = (logprobs - batch.old_logprobs)[mask].exp()
+    metrics = {"covariance_clip_fraction": float((1 - kept)[mask].mean()), "ratio": float(ratio.mean())}
+    return replace(term, batch=replace(batch, advantages=batch.advantages * kept)), metrics
+
+
+def with_clipped_replay(
+    updates: Sequence[Sequence[Term]], scores: Callable[[Sequence[Term]], Sequence[Tensor]]
+) -> tuple[list[list[Term]], Metrics]:
+    """A step's updates with covariance clipping applied to replay.
+
+    `scores` returns each term's log-probabilities by the current policy; it is called once for all terms that need it.
+    """
+    replayed = [term for terms in updates for term in terms if term.name == "replay" and keep_function(term)]
+    scored = scores(replayed) if replayed else []
+    clipped = {id(term): covariance_clipped(term, now) for term, now in zip(replayed, scored, strict=True)}
+    metrics = mean_metrics([found for _, found in clipped.values()])
+    return [[clipped[id(term)][0] if id(term) in clipped else term for term in terms] for terms in updates], metrics

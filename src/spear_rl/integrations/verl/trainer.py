@@ -22,7 +22,7 @@ from spear_rl.algorithms import Algorithm, GroupRelative
 from spear_rl.app.build_training import algorithm_of
 from spear_rl.engines.base import Term
 from spear_rl.errors import ConfigError
-from spear_rl.integrations.shared import episodes, state_file, terms
+from spear_rl.integrations.shared import episodes, state_file
 from spear_rl.integrations.verl import loop, rows  # noqa: F401  loop registers our environments
 from spear_rl.integrations.verl.launch import config_of
 from spear_rl.train.step import train_step
@@ -116,7 +116,7 @@ class SpearTrainer(PPOTrainerSync):  # type: ignore[misc]
 
     def _train(self, updates: list[list[Term]], batch: Any, update: Any, metrics: dict[str, Any]) -> None:
         """Let verl train on the updates' rows in one call: its learning-rate schedule counts calls."""
-        clipped, found = terms.with_clipped_replay(updates, self._scores)
+        clipped, found = rows.with_clipped_replay(updates, self._scores)
         metrics.update({f"spear/replay/{name}": value for name, value in found.items()})
         config, (meta, size) = self.config.actor_rollout_ref, self._stored_rows(clipped)
         usual = config.actor.ppo_mini_batch_size, config.rollout.n

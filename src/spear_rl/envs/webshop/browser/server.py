@@ -11,7 +11,6 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
@@ -107,26 +106,25 @@ class _Handler(BaseHTTPRequestHandler):
         self._reader.until = time.monotonic() + self.timeout
         super().handle_one_request()
 
-    def do_GET(self) -> None:
-        self._handle(self._show)
-
-    def do_POST(self) -> None:
-        self._handle(self._submit)
-
-    def _handle(self, answer: Callable[[str, bytes], None]) -> None:
+    def _handle(self) -> None:
         try:
             body = self._body()
             try:
                 path = urlsplit(self.path).path
             except ValueError:
                 raise _RefusedError(400, "The address is malformed.") from None
-            answer(path, body)
+            if self.command == "GET":
+                self._show(path)
+            else:
+                self._submit(path, body)
         except _RefusedError as refused:
             self._refuse(*refused.args)
         except FullError:
             self._refuse(503, "The shop is full: come back later.")
 
-    def _show(self, path: str, body: bytes) -> None:
+    do_GET = do_POST = _handle  # noqa: N815 - the names of the base class
+
+    def _show(self, path: str) -> None:
         if path == "/style.css":
             style = (resources.files(__package__) / "style.css").read_bytes()
             self._answer(200, style, "text/css; charset=utf-8")

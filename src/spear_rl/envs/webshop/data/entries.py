@@ -38,10 +38,7 @@ class Files(NamedTuple):
 
 
 def found_files(data: str = "", *, size: str = "") -> Files:
-    """The files in the folder `data`, or else $WEBSHOP_DATA; `size` is "1000" for the small catalogue, "" for the full.
-
-    Where the folder holds only one of the two catalogues, that one is taken.
-    """
+    """The files in `data` or $WEBSHOP_DATA; `size` "1000" is the small catalogue, "" the full one if it is there."""
     place = data or os.environ.get(VARIABLE, "")
     if not place:
         raise DataError(f"say where WebShop's files are: the option data, or the variable {VARIABLE}")

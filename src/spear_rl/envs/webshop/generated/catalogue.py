@@ -32,10 +32,7 @@ def goods(category: str) -> dict[str, Any]:
 
 
 def tiny_entries(num_products: int = NUM_TINY, *, seed: int = SEED) -> Iterator[Entry]:
-    """A shop of few words for models below a million parameters.
-
-    Each (attribute, kind) has five products: the same title at other prices and in other colours.
-    """
+    """Products of few words, for models below a million parameters: five prices and colours of each title."""
     words = goods("tiny")
     pairs = [(attribute, kind) for kind in words["kinds"] for attribute in words["attributes"]]
     for number in range(min(num_products, NUM_TINY)):

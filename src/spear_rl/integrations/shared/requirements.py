@@ -1,9 +1,12 @@
-"""Whether a framework is installed in a supported version, with every name that we override or call."""
+"""Checks that raise one sentence: the framework's version, the names that we use of it, the losses it can express."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pydoc import ErrorDuringImport, locate
+from typing import Any
 
+from spear_rl.algorithms import ClippedSurrogate
+from spear_rl.algorithms.base import label
 from spear_rl.errors import ConfigError, MissingExtraError
 
 
@@ -30,3 +33,11 @@ def _exists(name: str) -> bool:
         return locate(name) is not None
     except ErrorDuringImport:
         return False
+
+
+def require_surrogate(loss: Any, reductions: Mapping[Any, str], *, setting: str, framework: str) -> ClippedSurrogate:
+    """The loss, if it is a ClippedSurrogate with one of the framework's reductions."""
+    if isinstance(loss, ClippedSurrogate) and type(loss.reduction) in reductions:
+        return loss
+    known = ", ".join(kind.__name__ for kind in reductions)
+    raise ConfigError(f"{setting}: {framework} needs a ClippedSurrogate reduced by {known}, not {label(loss)}")
