@@ -30,9 +30,8 @@ from spear_rl.envs.tool_math.data.columns import _answer, _question
 from spear_rl.envs.tool_math.verification.answers import as_integer, integer, is_same_answer, normalised
 from spear_rl.envs.tool_math.verification.boxed import boxed_answer
 from spear_rl.envs.webshop.browser.pages import escape
-from spear_rl.envs.webshop.browser.visits import _normalised
 from spear_rl.envs.webshop.data.product import prices
-from spear_rl.envs.webshop.data.words import nouns
+from spear_rl.envs.webshop.data.words import lowered, nouns
 from spear_rl.envs.webshop.experts import _LIMIT
 from spear_rl.envs.webshop.search import _WORD
 from spear_rl.envs.webshop.session import parsed_action
@@ -112,7 +111,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "shown on one line": one_line,
     "shown in Markdown": markdown,
     "shown on a page": lambda text: unescape(escape(text)),
-    "button's name": _normalised,
+    "button's name": lowered,
     "shown episode": shown,
 }
 SOUP = {

@@ -3,7 +3,7 @@
 import json
 import re
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
@@ -58,11 +58,9 @@ def write_index(texts: Iterable[str], folder: Path) -> None:
     """Write the index of some texts into a folder."""
     bm25s, numpy = package("bm25s"), package("numpy")
     vocabulary = dict[str, int]()
-    documents: list[Sequence[int]] = []
-    for text in texts:
-        documents.append(array("i", (vocabulary.setdefault(stem, len(vocabulary)) for stem in stems(text))))
+    documents = [array("i", (vocabulary.setdefault(stem, len(vocabulary)) for stem in stems(text))) for text in texts]
     if not vocabulary:  # BM25 needs at least one word
-        vocabulary, documents = {"": 0}, [[0] for _ in documents]
+        vocabulary, documents = {"": 0}, [array("i", [0]) for _ in documents]
     bm25 = bm25s.BM25(k1=K1, b=B, method="lucene")
     scores = bm25.build_index_from_ids(list(vocabulary.values()), documents, show_progress=False)
     for name in _ARRAYS:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from spear_rl.envs.household.action import said_command
 from spear_rl.envs.webshop.data.product import Goal, Product, Purchase
 from spear_rl.envs.webshop.data.shop import Shop
+from spear_rl.envs.webshop.data.words import lowered
 from spear_rl.envs.webshop.score import Score, score
 
 PAGE_SIZE = 10
@@ -34,7 +35,7 @@ def parsed_action(text: str) -> Action:
     "<action>buy it</action>"                              -> not_an_action
     "<action>click[a"                                      -> unclosed_tag
     """
-    found = _ACTION.fullmatch(" ".join(text.lower().split()))
+    found = _ACTION.fullmatch(lowered(text))
     if found is None:
         command, invalid = said_command(text)
         if invalid:

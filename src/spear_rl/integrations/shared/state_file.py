@@ -9,8 +9,7 @@ import torch
 from spear_rl.algorithms import Algorithm
 from spear_rl.train.stored_state import stored_state, taking_up
 
-FILE = "spear.pt"
-"""Replay buffer, baseline and random states; schedules follow from the step."""
+FILE = "spear.pt"  # replay buffer, baseline and random states; schedules follow from the step
 
 
 def save(folder: Path, algorithm: Algorithm, rng: random.Random, *, key: str = "algorithm") -> None:

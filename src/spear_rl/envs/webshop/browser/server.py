@@ -56,8 +56,7 @@ class ShopServer(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        host, port = self.server_address[0], self.server_address[1]
-        return f"http://{host!s}:{port}/"
+        return f"http://{self.server_address[0]!s}:{self.server_address[1]}/"
 
     def is_own_name(self, host: str) -> bool:
         """Whether a Host header names this server: against DNS rebinding, where a foreign name resolves to it."""

@@ -12,8 +12,10 @@ from functools import partial
 from spear_rl.envs.webshop import SPLITS, Source, page_size_of
 from spear_rl.envs.webshop.data.product import Goal
 from spear_rl.envs.webshop.data.shop import Shop, open_shop
+from spear_rl.envs.webshop.data.words import lowered
 from spear_rl.envs.webshop.session import PAGE_SIZE, Action, Session
 from spear_rl.io.escaping import visible
+from spear_rl.settings.ranges import require_known
 
 MAX_VISITS = 500
 IDLE_SECONDS = 3600.0  # a visit that was idle for so long may be removed to make room for a new one
@@ -28,15 +30,11 @@ class Visit:
 
     def __init__(self, shop: Shop, numbers: Sequence[int], *, page_size: int) -> None:
         self._shop, self._numbers, self._page_size = shop, numbers, page_size
-        self.lock = threading.Lock()
+        self.num_tasks, self.lock = len(numbers), threading.Lock()
         self.used_at = time.monotonic()
         self.num_acts = 0  # actions and opened tasks; a form with another count comes from an earlier page
         self.scores: list[float] = []
         self.open(0)
-
-    @property
-    def num_tasks(self) -> int:
-        return len(self._numbers)
 
     @property
     def has_acted(self) -> bool:
@@ -54,9 +52,9 @@ class Visit:
     def act(self, verb: str, words: str) -> None:
         """Search or click as an agent would; a button may be named by its escaped text."""
         was_open = self.session.is_open
-        words = _normalised(words)
+        words = lowered(words)
         if verb == "click" and words not in self.session.page.clickable:
-            words = {_normalised(visible(name)): name for name in self.session.page.clickable}.get(words, words)
+            words = {lowered(visible(name)): name for name in self.session.page.clickable}.get(words, words)
         self.notice = self.session.act(Action(verb, words))
         self.num_acts += 1
         if was_open and not self.session.is_open:
@@ -114,14 +112,8 @@ class Visits:
         return name.isascii() and hmac.compare_digest(signature, self._signature(number))
 
 
-def _normalised(words: str) -> str:
-    """In lower case, with single spaces."""
-    return " ".join(words.lower().split())
-
-
 def visits_of(split: str, source: Source, *, cache: str = "") -> Visits:
     """Visits to the shop made from `source`, with the tasks of a split."""
-    if split not in SPLITS:
-        raise ValueError(f"unknown split {split!r}: there is {', '.join(SPLITS)}")
+    require_known("split", split, SPLITS, what="split")
     shop = open_shop(source, cache)
     return Visits(shop, [int(number) for number in shop.split(split)], page_size=page_size_of(source))

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from spear_rl.envs.shared.dice import Dice
 from spear_rl.envs.webshop.data.entries import Entry
+from spear_rl.envs.webshop.data.words import lowered
 
 NO_LIMIT = 1_000_000.0  # the price limit of a goal that names none
 NO_PRICE = 100.0  # the price of a product without one
@@ -128,9 +129,10 @@ def _options(given: Any) -> dict[str, tuple[str, ...]]:
     for name, values in given.items() if isinstance(given, dict) else ():
         if isinstance(values, list):
             texts = (_text(value.get("value")) for value in values if isinstance(value, dict))
-            spelled = (" ".join(text.replace("/", " | ").lower().split()) for text in texts)
-            if kept := tuple(dict.fromkeys(value for value in spelled if value)):
-                options[" ".join(str(name).lower().split())] = kept
+            kept = dict.fromkeys(lowered(text.replace("/", " | ")) for text in texts)
+            kept.pop("", None)
+            if kept:
+                options[lowered(str(name))] = tuple(kept)
     return options
 
 

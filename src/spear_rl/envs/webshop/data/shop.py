@@ -46,7 +46,8 @@ class Source:
 
     def key(self) -> str:
         """The shop's key in the cache; files count by path, size and modification time."""
-        files = [_fingerprint(path) for path in self.files if path] if self.files else None
+        stats = [(os.path.realpath(path), os.stat(path)) for path in self.files or () if path]
+        files = [[path, stat.st_size, stat.st_mtime_ns] for path, stat in stats] if self.files else None
         fields = asdict(self) | {"files": files, "format": FORMAT}
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:24]
 
@@ -73,13 +74,10 @@ class Shop:
     def __init__(self, folder: Path) -> None:
         self._products, self._goals = JsonLines(folder / "products.jsonl"), JsonLines(folder / "goals.jsonl")
         self._index = Index(folder)
+        self.num_products = len(self._products)
         self._splits = {name: package("numpy").load(folder / f"{name}.npy", mmap_mode="r") for name in SPLITS}
         self.product = lru_cache(maxsize=8192)(lambda number: Product.from_dict(self._products[number]))
         self.results = lru_cache(maxsize=2048)(lambda query: tuple(self._index.best(query, NUM_RESULTS)))
-
-    @property
-    def num_products(self) -> int:
-        return len(self._products)
 
     def goal(self, number: int) -> Goal:
         return Goal.from_dict(self._goals[number])
@@ -153,11 +151,6 @@ def _is_complete(folder: Path) -> bool:
         return bool(sizes) and all((folder / name).stat().st_size == size for name, size in sizes.items())
     except OSError:
         return False
-
-
-def _fingerprint(path: str) -> list[object]:
-    status = os.stat(path)
-    return [os.path.realpath(path), status.st_size, status.st_mtime_ns]
 
 
 def panel_hash(goals: Iterable[Goal]) -> str:

@@ -28,6 +28,11 @@ def ratio(one: str, other: str) -> float:
     return float(package("rapidfuzz.fuzz").token_set_ratio(normalised(one), normalised(other)))
 
 
+def lowered(text: str) -> str:
+    """In lower case, with single spaces."""
+    return " ".join(text.lower().split())
+
+
 def is_match(one: str, other: str) -> bool:
     return ratio(one, other) > _MATCH
 

@@ -22,6 +22,7 @@ SEED = 233
 NUM_TINY = 250
 CATEGORIES = ("fashion", "beauty", "electronics", "grocery", "garden")
 _PHRASES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("phrases.toml").read_text("utf-8"))
+_Lists = Mapping[str, Sequence[str]]
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -44,8 +45,6 @@ def tiny_entries(num_products: int = NUM_TINY, *, seed: int = SEED) -> Iterator[
             # Made of words that are on every page: a tiny model cannot learn to copy hundreds of asins.
             "asin": f"{attribute[:2]}-{kind}-{copy + 1}",
             "name": f"{attribute} {kind}",
-            "full_description": "",
-            "small_description": [],
             "pricing": f"${price}",
             "product_category": f"things {CATEGORY_SEPARATOR} {kind}",
             "category": kind,
@@ -184,12 +183,7 @@ def _reviews(kind: dict[str, Any], attributes: Sequence[str], dice: Dice) -> lis
 
 
 def _instruction(
-    noun: str,
-    attributes: Mapping[str, Sequence[str]],
-    in_title: Collection[str],
-    clauses: Mapping[str, str],
-    options: Mapping[str, Sequence[str]],
-    dice: Dice,
+    noun: str, attributes: _Lists, in_title: Collection[str], clauses: Mapping[str, str], options: _Lists, dice: Dice
 ) -> tuple[str, list[str], list[str]]:
     """A sentence that the product satisfies, and the attributes and option values that it asks for.
 
