@@ -272,7 +272,7 @@ def test_the_self_check_finds_every_hook():
 
 
 def test_a_hook_that_is_gone_is_named(monkeypatch):
-    monkeypatch.setitem(launch._TRANSLATION, "hooks", ["verl.workers.utils.losses.no_such_loss"])
+    monkeypatch.setitem(launch._TABLES, "hooks", ["verl.workers.utils.losses.no_such_loss"])
     with pytest.raises(launch.ConfigError, match=r"verl 0\.9\.\d+ has no verl\.workers\.utils\.losses\.no_such_loss"):
         launch.checked()
 

@@ -31,8 +31,7 @@ CALLED = ("_load_optimizer_and_scheduler", "_get_per_token_logps_and_entropies",
 LOSS_TYPES = {TokenMean: "dapo", SequenceMean: "grpo", FixedLength: "dr_grpo"}
 _SET_BY_SPEAR = {"buffer", "history", "loss", "weight", "full_size", "step_parts", "families", "generator"}
 OPTIONS = {field.name for field in fields(algorithms.SelfImitation)} - _SET_BY_SPEAR
-OPTIONS |= {*inspect.signature(algorithms.spear).parameters} - {"base", "options"}
-"""The keys of `SpearGRPOTrainer(spear={...})`."""
+OPTIONS |= {*inspect.signature(algorithms.spear).parameters} - {"base", "options"}  # the keys of `spear={...}`
 
 
 def settings_of(name: str) -> dict[str, Any]:

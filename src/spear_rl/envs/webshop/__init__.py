@@ -73,7 +73,6 @@ def tasks(
 
 
 def page_size_of(source: Source) -> int:
-    """Results per page."""
     return 4 if source.level == "tiny" else PAGE_SIZE
 
 
@@ -128,7 +127,6 @@ def webshop_env(source: Source, cache: str, number: int, rules: Rules) -> WebSho
 
 
 def demonstration(source: Source, cache: str, number: int, expert: str, page_size: int, seed: int) -> list[str]:
-    """An expert's actions for a goal."""
     return EXPERTS[expert](*_shop_and_goal(source, cache, number), page_size, seed)
 
 

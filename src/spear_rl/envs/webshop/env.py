@@ -26,10 +26,6 @@ class Rules:
 
 
 class WebShopEnv:
-    """One episode in the shop."""
-
-    __slots__ = ("_open", "_rules", "_session", "_view")
-
     def __init__(self, open_: Callable[[], tuple[Shop, Goal]], rules: Rules = Rules()) -> None:  # noqa: B008 - frozen
         self._open, self._rules, self._view = open_, rules, VIEWS[rules.view]
         self._session: Session | None = None

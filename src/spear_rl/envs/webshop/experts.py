@@ -14,7 +14,6 @@ _NUM_OPENED = 2  # products that `rules` opens before it decides: more would lea
 
 
 def price_limit_in(instruction: str) -> float:
-    """The price limit that an instruction names."""
     found = _LIMIT.search(instruction)
     return float(found[1]) if found else NO_LIMIT
 

@@ -23,8 +23,7 @@ def stems(text: str) -> list[str]:
 
 @lru_cache(maxsize=1_000_000)
 def _stem(word: str) -> str:
-    stem: str = package("Stemmer").Stemmer("porter").stemWord(_POSSESSIVE.sub("", word))
-    return stem
+    return str(package("Stemmer").Stemmer("porter").stemWord(_POSSESSIVE.sub("", word)))
 
 
 class Index:

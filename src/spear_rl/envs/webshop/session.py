@@ -101,8 +101,6 @@ class Page:
 
 
 class Session:
-    """One episode in the shop."""
-
     def __init__(self, shop: Shop, goal: Goal, *, page_size: int = PAGE_SIZE, max_turns: int = MAX_TURNS) -> None:
         self._shop, self._goal, self._page_size = shop, goal, page_size
         self.turns_left = max_turns

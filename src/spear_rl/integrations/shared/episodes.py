@@ -26,8 +26,7 @@ class Row:
     logprobs: list[float]  # of the response, by the trainer
     reward: float = 0.0  # of the episode
     weights: list[float] | None = None  # multiply each token's advantage; None is 1
-    episode: tuple[str, str, Trajectory] | None = None
-    """Task, family and episode; in the first row of an episode that our own environments played."""
+    episode: tuple[str, str, Trajectory] | None = None  # with task and family; in the first row of one of ours
 
 
 def to_json(task: str, family: str, episode: Trajectory) -> bytes:

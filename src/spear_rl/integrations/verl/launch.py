@@ -16,7 +16,7 @@ from spear_rl.app.config import Config, load, to_toml, value_of
 from spear_rl.errors import ConfigError
 from spear_rl.integrations.shared.requirements import require_names, require_surrogate, require_version
 
-_TRANSLATION: dict[str, Any] = tomllib.loads((resources.files(__package__) / "translation.toml").read_text("utf-8"))
+_TABLES: dict[str, Any] = tomllib.loads((resources.files(__package__) / "translation.toml").read_text("utf-8"))
 _REDUCTIONS = {TokenMean: "token-mean", SequenceMean: "seq-mean-token-mean", FixedLength: "seq-mean-token-sum-norm"}
 
 
@@ -47,9 +47,8 @@ def verl_settings(config: Config, folder: Path, theirs: Mapping[str, Any]) -> di
         raise ConfigError(f"verl starts from a transformers folder and has no cold start: {hint}")
     loss = require_expressible(algorithm_of(config))
     longest = rollout.max_context + rollout.max_new_tokens
-    keys: dict[str, Any] = {name: value_of(config, ours) for name, ours in _TRANSLATION["settings"].items()}
-    constants = _TRANSLATION["constants"].items()
-    keys |= {name: x.format(folder=folder) if isinstance(x, str) else x for name, x in constants}
+    keys: dict[str, Any] = {name: value_of(config, ours) for name, ours in _TABLES["settings"].items()}
+    keys |= {name: x.format(folder=folder) if isinstance(x, str) else x for name, x in _TABLES["constants"].items()}
     keys |= {
         "actor_rollout_ref.model.lora_alpha": 2 * config.engine.lora_rank or 16,
         "trainer.resume_mode": "auto" if config.run.resume else "disable",
@@ -59,7 +58,7 @@ def verl_settings(config: Config, folder: Path, theirs: Mapping[str, Any]) -> di
         f"{actor}.loss_agg_mode": _REDUCTIONS[type(loss.reduction)],
         f"{actor}.loss_scale_factor": loss.reduction.length if isinstance(loss.reduction, FixedLength) else None,
         f"{actor}.use_kl_loss": bool(loss.kl),
-        **{name: getattr(loss, field) for name, field in _TRANSLATION["loss"].items()},
+        **{name: getattr(loss, field) for name, field in _TABLES["loss"].items()},
         **theirs,
     }
     gpus = int(keys["trainer.n_gpus_per_node"]) * int(keys["trainer.nnodes"])
@@ -85,11 +84,11 @@ def write_files(config: Config, folder: Path) -> None:
 def checked() -> str:
     """One line that says that verl can run; otherwise an error of one sentence."""
     version = require_version("verl", (0, 9, 1), (0, 10))
-    require_names("verl", _TRANSLATION["hooks"])
+    require_names("verl", _TABLES["hooks"])
     if "spear" not in import_module("verl.trainer.ppo.v1.trainer_base").TRAINER_REGISTRY:
         loud = "VERL_USE_EXTERNAL_MODULES=spear_rl.integrations.verl.trainer"
         raise ConfigError(f"verl did not load our plug-in: reinstall spear-rl, or set {loud}, which also shows why")
-    return f"verl {version}: plug-in loaded, all {len(_TRANSLATION['hooks'])} hooks found"
+    return f"verl {version}: plug-in loaded, all {len(_TABLES['hooks'])} hooks found"
 
 
 def launch(source: str | None, overrides: Sequence[str], theirs: Sequence[str]) -> None:

@@ -19,8 +19,7 @@ def escape(text: str) -> str:
 
 def document(visit: Visit) -> str:
     """The page that a visit is on."""
-    text: str = _template().render(visit=visit, page=visit.session.page, sub_pages=SUB_PAGES, no_limit=NO_LIMIT)
-    return text
+    return str(_template().render(visit=visit, page=visit.session.page, sub_pages=SUB_PAGES, no_limit=NO_LIMIT))
 
 
 @cache

@@ -1,7 +1,6 @@
-"""The web server of the shop: forms in, pages out. Meant for one's own machine.
+"""The web server of the shop, for one's own machine. Pages run no script and load nothing but their style sheet.
 
-Pages run no script and load nothing but their style sheet, and the headers forbid more. A malformed request is answered
-by one line, and no request holds a thread for longer than its time-out.
+A malformed request is answered by one line, and no request holds a thread for longer than its time-out.
 """
 
 import contextlib
@@ -22,8 +21,6 @@ from spear_rl.envs.webshop.browser.pages import document
 from spear_rl.envs.webshop.browser.visits import FullError, Visit, Visits
 from spear_rl.errors import UserError
 from spear_rl.io.http import DeadlineReader
-
-_log = logging.getLogger(__name__)
 
 COOKIE = "spear_shop"
 MAX_FORM = 16_384
@@ -83,7 +80,7 @@ class ShopServer(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exception(), OSError):  # clients that hang up are not logged
-            _log.exception("a request could not be answered")
+            logging.getLogger(__name__).exception("a request could not be answered")
 
 
 class _RefusedError(Exception):
@@ -172,7 +169,12 @@ class _Handler(BaseHTTPRequestHandler):
         came_from = _ORIGIN.fullmatch(origin or "")
         if origin not in (None, "null") and not _is_address(came_from, first=2):
             raise _RefusedError(400, "The Origin header is malformed.")
-        body = self._read(int(length or 0))
+        try:
+            body = self.rfile.read(int(length or 0))
+        except TimeoutError:
+            raise _RefusedError(408, "The request took too long.") from None
+        if len(body) < int(length or 0):
+            raise _RefusedError(400, "The form is shorter than its Content-Length.")
         is_foreign = origin is not None and (came_from is None or came_from[1].lower() != str(host).lower())
         if is_foreign or not self.server.is_own_name(str(host)):
             raise _RefusedError(403, "This request was made for another site.")
@@ -183,15 +185,6 @@ class _Handler(BaseHTTPRequestHandler):
         if len(values) > 1:
             raise _RefusedError(400, f"There is more than one {name} header.")
         return str(values[0]).strip(" \t") if values else None
-
-    def _read(self, length: int) -> bytes:
-        try:
-            body = self.rfile.read(length)
-        except TimeoutError:
-            raise _RefusedError(408, "The request took too long.") from None
-        if len(body) < length:
-            raise _RefusedError(400, "The form is shorter than its Content-Length.")
-        return body
 
     def _visit_of_cookie(self) -> tuple[str, Visit] | None:
         for part in ";".join(self.headers.get_all("Cookie", [])).split(";"):

@@ -65,9 +65,8 @@ class Visit:
 class Visits:
     """All visits by name.
 
-    Anonymous requests cannot end anybody's visit: only visits without an action and idle ones are removed to make room
-    for a new one, and if there is none, the new one is refused. Names are signed, so that a visit that was removed
-    before its first action starts again under the same name.
+    Anonymous requests cannot end a visit: a new one replaces only idle visits and those without an action, or is
+    refused. Names are signed: a visit that was removed before its first action starts again under its name.
     """
 
     def __init__(self, shop: Shop, numbers: Sequence[int], *, page_size: int = PAGE_SIZE) -> None:

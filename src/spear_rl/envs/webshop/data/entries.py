@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from spear_rl.errors import UserError
 
-VARIABLE = "WEBSHOP_DATA"
 _CHUNK = 1 << 20
 _MAX_ENTRY = 1 << 26  # characters
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -39,9 +38,9 @@ class Files(NamedTuple):
 
 def found_files(data: str = "", *, size: str = "") -> Files:
     """The files in `data` or $WEBSHOP_DATA; `size` "1000" is the small catalogue, "" the full one if it is there."""
-    place = data or os.environ.get(VARIABLE, "")
+    place = data or os.environ.get("WEBSHOP_DATA", "")
     if not place:
-        raise DataError(f"say where WebShop's files are: the option data, or the variable {VARIABLE}")
+        raise DataError("say where WebShop's files are: the option data, or the variable WEBSHOP_DATA")
     # Absolute, since a worker process may run in another folder.
     folder = Path(os.path.abspath(os.path.expanduser(place)))
     items, attributes = (_first_file(folder, name, size) for name in ("items_shuffle", "items_ins_v2"))

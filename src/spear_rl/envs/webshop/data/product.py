@@ -40,7 +40,6 @@ class Product:
 
     @property
     def price_tag(self) -> str:
-        """The price as pages show it."""
         return " to ".join(f"${price}" for price in self.pricing)
 
     @property

@@ -22,8 +22,7 @@ from spear_rl.envs.webshop.generated.catalogue import SEED, generated_entries, t
 from spear_rl.envs.webshop.search import Index, write_index
 from spear_rl.io.cache import cache_folder, store, stored
 
-FORMAT = 1
-"""Part of a shop's key: raise it whenever a folder's content changes in format or meaning, the generator's included."""
+FORMAT = 1  # raise it whenever the content of a folder changes in format or meaning, the generator's included
 NUM_RESULTS = 50
 
 
@@ -40,9 +39,8 @@ class Source:
     def entries(self) -> Iterator[Entry]:
         if self.files is not None:
             return read_entries(self.files, num_products=self.num_products)
-        if self.level == "tiny":
-            return tiny_entries(self.num_products, seed=self.seed)
-        return generated_entries(self.num_products, seed=self.seed)
+        generate = tiny_entries if self.level == "tiny" else generated_entries
+        return generate(self.num_products, seed=self.seed)
 
     def key(self) -> str:
         """The shop's key in the cache; files count by path, size and modification time."""

@@ -84,7 +84,7 @@ def _entry(words: dict[str, Any], kind: dict[str, Any], number: int, dice: Dice,
         "features": dice.shuffled(kind["features"])[: dice.between(1, 2)],
         "purposes": dice.shuffled(kind["purposes"])[: dice.between(0, 2)],
     }
-    options = {option: _most(values, dice) for option, values in kind["options"].items()}
+    options = {option: _most_values(values, dice) for option, values in kind["options"].items()}
     title, in_title = _title(f"{brand} {line}", name, attributes, dice)
     meaning = {attribute: words[group][attribute] for group, own in attributes.items() for attribute in own}
     hidden = dice.shuffled([attribute for attribute in meaning if attribute not in in_title])
@@ -121,8 +121,8 @@ def _entry(words: dict[str, Any], kind: dict[str, Any], number: int, dice: Dice,
         "reviews": reviews,
     }
     clauses = {attribute: clause for attribute, (_, clause) in meaning.items()}
-    draws = Dice("wish", seed, number)
-    text, wanted, values = _instruction(kind["noun"], attributes, in_title, clauses, options, draws)
+    dice = Dice("wish", seed, number)
+    text, wanted, values = _instruction(kind["noun"], attributes, in_title, clauses, options, dice)
     synthetic = f"i am looking for {thing}, {', '.join(wanted)}"
     asked = {"instruction_attributes": wanted, "attributes": list(meaning)}
     all_values = [f"{option}: {value}" for option, values in options.items() for value in values]
@@ -147,26 +147,19 @@ def _price(kind: dict[str, Any], dice: Dice) -> tuple[float, bool, str]:
     return price, is_range, f"${price:.2f} to ${price * 1.25:.2f}" if is_range else f"${price:.2f}"
 
 
-def _most(values: Sequence[str], dice: Dice) -> list[str]:
-    """All values but up to two, in order."""
+def _most_values(values: Sequence[str], dice: Dice) -> list[str]:
     kept = dice.shuffled(values)[: max(len(values) - dice.between(0, 2), 2)]
     return [value for value in values if value in kept]
 
 
 def _title(maker: str, name: str, attributes: dict[str, list[str]], dice: Dice) -> tuple[str, set[str]]:
     """A title and the attributes in it; the others are on the product's pages."""
-    named: list[str] = []
-    before, after = "", ""
-    if dice.chance(0.6):
-        named.append(attributes["adjectives"][0])
-        before = f"{named[-1].title()} "
-    if dice.chance(0.45):
-        named.append(attributes["features"][0])
-        after = f" with {named[-1].title()}"
-    if attributes["purposes"] and dice.chance(0.25):
-        named.append(attributes["purposes"][0])
-        after += f" for {named[-1].title()}"
-    return f"{maker} {before}{name}{after}", set(named)
+    adjective = attributes["adjectives"][:1] if dice.chance(0.6) else []
+    feature = attributes["features"][:1] if dice.chance(0.45) else []
+    purpose = attributes["purposes"][:1] if attributes["purposes"] and dice.chance(0.25) else []
+    before = "".join(f"{words.title()} " for words in adjective)
+    after = "".join(f" with {words.title()}" for words in feature) + "".join(f" for {p.title()}" for p in purpose)
+    return f"{maker} {before}{name}{after}", {*adjective, *feature, *purpose}
 
 
 def _reviews(kind: dict[str, Any], attributes: Sequence[str], dice: Dice) -> list[dict[str, Any]]:
