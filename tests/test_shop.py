@@ -10,6 +10,7 @@ import threading
 import time
 from functools import partial
 from html import unescape
+from importlib import resources
 from urllib.parse import urlencode, urlsplit
 
 import pytest
@@ -222,6 +223,12 @@ def test_nothing_of_a_scraped_catalogue_is_taken_for_html(tmp_path):
     for page in pages:
         assert not re.search(r"<(script|img|b|i)\b", page)
         assert "&lt;script&gt;" in page
+
+
+def test_the_template_never_switches_escaping_off():
+    template = (resources.files("spear_rl.envs.webshop.browser") / "page.html.jinja").read_text("utf-8")
+    assert "{{ page.instruction }}" in template
+    assert not re.search(r"\bsafe\b|autoescape|Markup|{%-?\s*raw", template)
 
 
 def test_visits_without_a_name_cost_nobody_a_visit(shop):

@@ -46,8 +46,8 @@ def normalised(text: str) -> str:
 def nouns(title: str) -> tuple[str, ...]:
     """The nouns of a title in order, lower-cased, each once; a possessive loses its ending.
 
-    The original asks a statistical tagger. This is a fixed rule, the same on every machine: a word is a noun unless it
-    is a closed-class word, holds a digit, is a listed adjective, or has an ending of adjectives and adverbs.
+    The original uses a statistical tagger. This is a fixed rule, the same on every machine: a word is a noun unless it
+    is a closed-class word, contains a digit, is a listed adjective, or has an ending of adjectives and adverbs.
 
     "Men's Waterproof Trail Running Shoe, Size 10" -> ("men", "trail", "running", "shoe", "size")
     """
