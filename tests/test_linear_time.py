@@ -28,13 +28,12 @@ from spear_rl.envs.sokoban.boxoban import _HEAD
 from spear_rl.envs.tool_math.calls import tool_calls
 from spear_rl.envs.tool_math.problems import _answer, _question
 from spear_rl.envs.tool_math.verification.answers import as_integer, boxed_answer, integer, is_same_answer, normalised
-from spear_rl.envs.webshop.action import said_action
-from spear_rl.envs.webshop.browser.html import escape
-from spear_rl.envs.webshop.browser.visits import _spelled
-from spear_rl.envs.webshop.data.nouns import nouns
-from spear_rl.envs.webshop.data.reading import prices
+from spear_rl.envs.webshop.browser.pages import escape
+from spear_rl.envs.webshop.data.product import prices
+from spear_rl.envs.webshop.data.words import lowered, nouns
+from spear_rl.envs.webshop.experts import _LIMIT
 from spear_rl.envs.webshop.search import _WORD
-from spear_rl.envs.webshop.shoppers import _LIMIT
+from spear_rl.envs.webshop.session import parsed_action
 from spear_rl.errors import UserError
 from spear_rl.io.escaping import indented, markdown, one_line, visible
 from spear_rl.rollout.layouts import _named, without_thoughts
@@ -76,7 +75,7 @@ def shown(text: str) -> None:
 ENCODER = Encoder(tiny_tokenizer(["look at the code"]))
 READERS: dict[str, Callable[[str], object]] = {
     "command of household and sokoban": said_command,
-    "action of webshop": said_action,
+    "action of webshop": parsed_action,
     "step of lookup": lambda text: (env := LookupEnv("red", "1"), env.reset(), env.step(text)),
     "thoughts": without_thoughts,
     "tool calls": tool_calls,
@@ -111,7 +110,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "shown on one line": one_line,
     "shown in Markdown": markdown,
     "shown on a page": lambda text: unescape(escape(text)),
-    "button's name": _spelled,
+    "button's name": lowered,
     "shown episode": shown,
 }
 SOUP = {

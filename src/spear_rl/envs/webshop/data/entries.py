@@ -1,22 +1,27 @@
-"""WebShop's own files: found in a folder, read in pieces, and never trusted to be well-formed."""
-
-from __future__ import annotations
+"""Entries of a catalogue, from WebShop's own files: read in parts, and never trusted to be well-formed."""
 
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from spear_rl.envs.webshop.generated.catalogue import Entry
 from spear_rl.errors import UserError
 
-VARIABLE = "WEBSHOP_DATA"
 _CHUNK = 1 << 20
-_LONGEST = 1 << 26
-"""Characters an entry may have."""
+_MAX_ENTRY = 1 << 26  # characters
 _SPACE = re.compile(r"[ \t\r\n]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A product as WebShop's three files hold it."""
+
+    item: dict[str, Any]  # from items_shuffle.json
+    attributes: dict[str, Any]  # from items_ins_v2.json
+    instructions: list[dict[str, Any]]  # from items_human_ins.json
 
 
 class DataError(UserError):
@@ -24,31 +29,26 @@ class DataError(UserError):
 
 
 class Files(NamedTuple):
-    """Where the files are."""
+    """Paths of the three files."""
 
     items: str
     attributes: str
-    wishes: str
-    """Empty where there are none: then goals can only be synthetic."""
+    instructions: str  # empty if there is no such file: then goals can only be synthetic
 
 
 def found_files(data: str = "", *, size: str = "") -> Files:
-    """The files of a folder: `data`, or else $WEBSHOP_DATA; `size` is "1000" for the small catalogue, "" for the full.
-
-    Where the folder holds only one of the two catalogues, that one is taken.
-    """
-    place = data or os.environ.get(VARIABLE, "")
+    """The files in `data` or $WEBSHOP_DATA; `size` "1000" is the small catalogue, "" the full one if it is there."""
+    place = data or os.environ.get("WEBSHOP_DATA", "")
     if not place:
-        raise DataError(f"say where WebShop's files are: the option data, or the variable {VARIABLE}")
+        raise DataError("say where WebShop's files are: the option data, or the variable WEBSHOP_DATA")
     # Absolute, since a worker process may run in another folder.
     folder = Path(os.path.abspath(os.path.expanduser(place)))
-    items = _one_of(folder, "items_shuffle", size)
-    attributes = _one_of(folder, "items_ins_v2", size)
-    wishes = folder / "items_human_ins.json"
-    return Files(str(items), str(attributes), str(wishes) if wishes.is_file() else "")
+    items, attributes = (_first_file(folder, name, size) for name in ("items_shuffle", "items_ins_v2"))
+    instructions = folder / "items_human_ins.json"
+    return Files(str(items), str(attributes), str(instructions) if instructions.is_file() else "")
 
 
-def _one_of(folder: Path, name: str, size: str) -> Path:
+def _first_file(folder: Path, name: str, size: str) -> Path:
     wanted = [f"{name}_{size}.json"] if size else [f"{name}.json", f"{name}_1000.json"]
     for file in wanted:
         if (folder / file).is_file():
@@ -59,15 +59,25 @@ def _one_of(folder: Path, name: str, size: str) -> Path:
 
 
 def read_entries(files: Files, *, num_products: int = 0) -> Iterator[Entry]:
-    """The products of the files in their order, the first `num_products` of them; the catalogue is never in memory."""
-    attributes, wishes = _table(files.attributes), _table(files.wishes) if files.wishes else {}
+    """The products of the files in order, the first `num_products` of them; the catalogue is never in memory."""
+    attributes, instructions = _table(files.attributes), _table(files.instructions) if files.instructions else {}
     for number, item in enumerate(_streamed(files.items)):
         if num_products and number >= num_products:
             return
         if isinstance(item, dict):
             asin = str(item.get("asin"))
-            known, said = attributes.get(asin), wishes.get(asin)
-            yield Entry(item, known if isinstance(known, dict) else {}, said if isinstance(said, list) else [])
+            own, texts = attributes.get(asin), instructions.get(asin)
+            yield Entry(item, own if isinstance(own, dict) else {}, texts if isinstance(texts, list) else [])
+
+
+def usable(entries: Iterable[Entry]) -> Iterator[Entry]:
+    """Without the products that WebShop skips: no asin, one of more than ten characters, or a repeated one."""
+    seen: set[str] = set()
+    for entry in entries:
+        asin = entry.item.get("asin")
+        if isinstance(asin, str) and asin and asin != "nan" and len(asin) <= 10 and asin not in seen:
+            seen.add(asin)
+            yield entry
 
 
 def _table(path: str) -> dict[str, Any]:
@@ -77,12 +87,12 @@ def _table(path: str) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
-        raise DataError(f"{path} holds a {type(content).__name__} where a table by asin was due")
+        raise DataError(f"{path} holds a {type(content).__name__} instead of a table by asin")
     return content
 
 
 def _streamed(path: str) -> Iterator[Any]:
-    """The elements of a JSON list, one after the other: the full catalogue is larger than many machines' memory."""
+    """The elements of a JSON list, one by one: the full catalogue is larger than the memory of many machines."""
     decode = json.JSONDecoder().raw_decode
     try:
         with open(path, encoding="utf-8") as file:
@@ -97,11 +107,11 @@ def _streamed(path: str) -> Iterator[Any]:
                 try:
                     value, end = decode(text, at)
                     end = _after_space(text, end)
-                    # Until a comma or the end is seen a number may go on in the next piece.
+                    # A number may continue in the next chunk until a comma or the end is seen.
                     if text[end : end + 1] not in (",", "]"):
                         raise ValueError
                 except ValueError:
-                    more = file.read(max(_CHUNK, len(text) - at)) if len(text) - at < _LONGEST else ""
+                    more = file.read(max(_CHUNK, len(text) - at)) if len(text) - at < _MAX_ENTRY else ""
                     if not more:
                         raise ValueError("it ends in the middle, or is no JSON") from None
                     text, at = text[at:] + more, 0
