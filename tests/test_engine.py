@@ -174,13 +174,13 @@ def test_a_conversation_costs_only_its_new_tokens(make_engine, tokenizer, monkey
     engine, renderer = make_engine(), ChatRenderer(tokenizer)
     prompts = [renderer.prompt([{"role": "user", "content": "red code 1 2 3 4 5 6 7"}])] * 6
     widths = []
-    original = engine._decoder._fed
+    original = engine._native._decoder._feed
 
     def counted(memory, ids, real):
         widths.append(tuple(ids.shape))
         return original(memory, ids, real)
 
-    monkeypatch.setattr(engine._decoder, "_fed", counted)
+    monkeypatch.setattr(engine._native._decoder, "_feed", counted)
     completions = engine.generate(prompts)
     assert widths[0] == (1, len(prompts[0])), "siblings share one prefill"
     longer = [renderer.extended(p, c.token_ids, "wrong") for p, c in zip(prompts, completions, strict=True)]

@@ -1,15 +1,17 @@
-"""What an engine is: it generates, scores and learns. Nothing here knows an algorithm."""
+"""What an engine is: it generates, scores and trains. Knows no algorithm."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
 from spear_rl.functional.inputs import LossFn
+from spear_rl.rollout.generator import Generator, Sampling
 from spear_rl.types import Completion, Metrics
 
 
@@ -35,10 +37,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class ImageBatch(Batch):
-    """Rows with pictures in them, for a vision-language model."""
+    """Rows with images, for a vision-language model."""
 
     images: tuple[tuple[bytes, ...], ...]
-    """Those of each row as PNG files, in the order of their placeholder tokens."""
+    """PNG files per row, in the order of their placeholder tokens."""
 
     def rows(self, index: Tensor) -> ImageBatch:
         tensors = {f.name: getattr(self, f.name)[index] for f in fields(Batch)}
@@ -58,11 +60,11 @@ class Term:
 
 
 class NonFiniteLossError(RuntimeError):
-    """The loss, its gradient or the policy's own scores are not numbers any more."""
+    """The loss, its gradient or the policy's logits are not finite."""
 
 
 class Engine(Protocol):
-    """The policy, wherever it lives."""
+    """What one training step needs of the policy."""
 
     pad_id: int
 
@@ -72,5 +74,82 @@ class Engine(Protocol):
         ...
 
     def sync(self) -> None:
-        """Make `generate` use the weights `update` left behind."""
+        """Make `generate` use the weights that `update` left."""
         ...
+
+
+class TrainableEngine(Engine, Protocol):
+    """What a run needs: also learning rate, evaluation and checkpoints. `spear_rl.testing.check_engine` tests one."""
+
+    tokenizer: Any
+    processor: Any
+    """Of a vision-language model, else None."""
+
+    def set_learning_rate(self, learning_rate: float) -> None: ...
+    def reset_optimizer(self, learning_rate: float) -> None:
+        """Start with fresh optimizer state, as between the cold start and RL."""
+        ...
+
+    def set_reference(self, model: Any) -> None:
+        """Compare with this frozen model in the KL term; it was loaded from what `save` wrote."""
+        ...
+
+    def scored(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """[B, T] log-probabilities and entropies of the trained tokens under the current weights."""
+        ...
+
+    def evaluation_generator(self, sampling: Sampling, *, seed: int) -> Generator:
+        """A generator with its own sampling and random stream: evaluation leaves training unchanged."""
+        ...
+
+    def check_weights(self, bound: float) -> None:
+        """Raise NonFiniteLossError if a weight is not finite or larger than `bound`."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write the model and its tokenizer, to be loaded by `EngineSettings.load` in a resumed run."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds besides the weights: tensors, numbers, strings, and lists and dicts of them."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class EngineSettings(TypedDict):
+    """The keyword arguments of every engine factory, ours or a user's (`engine.name=package.module:function`)."""
+
+    load: Callable[[], tuple[Any, Any, Any]]
+    """Loads engine.model, or the checkpoint to resume: (model, tokenizer or processor, peft adapter or None)."""
+    sampling: Sampling
+    learning_rate: float
+    weight_decay: float
+    max_grad_norm: float
+    device: torch.device
+    dtype: torch.dtype
+    attention: str
+    micro_batch_tokens: int
+    checkpointing: bool
+    generator: str
+    vllm_memory: float
+    trust_remote_code: bool
+    """These six are the settings engine.*."""
+    max_context: int
+    """Tokens of the longest prompt."""
+    num_episodes: int
+    """Episodes played at once."""
+    seed: int
+
+
+class EngineFactory(Protocol):
+    """Makes the engine of a run."""
+
+    def __call__(self, **settings: Unpack[EngineSettings]) -> TrainableEngine: ...
+
+
+def missing_members(engine: object) -> list[str]:
+    """Attributes and methods of TrainableEngine that `engine` lacks."""
+    annotated = [*Engine.__annotations__, *TrainableEngine.__annotations__]
+    names = [*annotated, *(name for name in dir(TrainableEngine) if not name.startswith("_"))]
+    return sorted({name for name in names if not hasattr(engine, name)})

@@ -31,7 +31,7 @@ from spear_rl.algorithms.spear import PAPER_BONUS
 from spear_rl.errors import ConfigError, MissingExtraError, UserError
 from spear_rl.functional import LossInputs, Reduce
 from spear_rl.functional.schedules import Schedule, as_schedule
-from spear_rl.train.stored_state import stored_state, taking_up
+from spear_rl.train.stored_state import restoring, stored_state
 from spear_rl.types import Completion, Group, Metrics, Stop, Trajectory, Turn
 
 WRAPPED = ("_calculate_rewards", "_generate_and_score_completions", "_compute_loss", "_save_checkpoint")
@@ -317,7 +317,7 @@ class SpearGRPOTrainer(supported_trainer()):  # type: ignore[misc]
         super()._load_optimizer_and_scheduler(checkpoint)
         if self.spear.imitation and checkpoint and (file := Path(checkpoint) / STATE_FILE).exists():
             saved = stored_state(file)
-            with taking_up(file):
+            with restoring(file):
                 self.spear.load_state_dict(saved["spear"])
                 self._rng.setstate(saved["rng"])
         elif self.spear.imitation and checkpoint:

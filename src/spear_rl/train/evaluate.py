@@ -1,4 +1,4 @@
-"""Success on a panel, with the interval that says how much of it is chance. Knows no policy."""
+"""Success rates with confidence intervals. Knows no policy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spear_rl.types import Group, Metrics, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Episodes of a panel's tasks, as many of each."""
+    """Results of episodes of a panel's tasks, equally many per task."""
 
     success: float
     low: float
@@ -23,23 +23,23 @@ class Evaluation:
     reward: float
     turns: float
     invalid_turns: float
-    """Share of turns the environment could not act on."""
+    """Fraction of turns that the environment could not act on."""
     episodes: int
     failed_episodes: int
-    """Lost by the machinery; not among `episodes`."""
+    """Lost to infrastructure failures; not among `episodes`."""
     by_family: dict[str, dict[str, float]]
     solved: dict[str, float]
-    """Task id -> share of its episodes that succeeded."""
+    """Task id -> fraction of its episodes that succeeded."""
     stops: dict[str, int] = field(default_factory=dict)
-    """Why episodes ended -> how many."""
+    """Reason why episodes ended -> how many."""
     metrics: Metrics = field(default_factory=dict)
-    """The task's other measures -> their means."""
+    """Means of the task's other measures."""
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Task id -> (episodes that succeeded, episodes played); not part of what is written."""
+    """Task id -> (episodes that succeeded, episodes played); not written to files."""
 
     @property
     def rate(self) -> dict[str, float]:
-        """The headline: success, its interval, and over how many episodes."""
+        """Success, its interval and the number of episodes."""
         return {"success": self.success, "low": self.low, "high": self.high, "episodes": self.episodes}
 
     def as_dict(self) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class Evaluation:
 
 
 def evaluation(groups: Sequence[Group]) -> Evaluation:
-    """Sum up played groups."""
+    """Summary of played groups."""
     played = [t for group in groups for t in group.trajectories]
     turns = [turn for t in played for turn in t.turns]
     families: dict[str, list[Trajectory]] = {}
@@ -72,13 +72,13 @@ def evaluation(groups: Sequence[Group]) -> Evaluation:
 
 
 def mean_measures(played: Sequence[Trajectory]) -> Metrics:
-    """The mean of every measure that some episode has; one that ended before its first turn has earned 0."""
+    """Mean of every measure; an episode without it, ended before its first turn, counts as 0."""
     names = sorted({name for t in played for name in t.metrics})
     return {name: fmean(t.metrics.get(name, 0.0) for t in played) for name in names}
 
 
 def merged(rounds: Sequence[Sequence[Group]]) -> list[Group]:
-    """Groups of the same tasks, played one round after the other, as one group a task."""
+    """Rounds of groups of the same tasks as one group per task."""
     return [
         replace(
             siblings[0],
@@ -90,7 +90,7 @@ def merged(rounds: Sequence[Sequence[Group]]) -> list[Group]:
 
 
 def wilson_interval(successes: float, trials: float, *, z: float = 1.959963984540054) -> tuple[float, float]:
-    """The 95 % interval of a success rate; honest near 0 and 1, where the plain one is not."""
+    """The 95 % Wilson interval of a success rate, which also holds near 0 and 1."""
     if trials == 0:
         return 0.0, 1.0
     rate = successes / trials

@@ -1,4 +1,4 @@
-"""mean@k and pass@k: how often a task is solved in one attempt, and how often in at least one of k. Knows no policy."""
+"""mean@k and pass@k: success per attempt, and success in at least one of k attempts. Knows no policy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spear_rl.train.evaluate import wilson_interval
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Rates by name, mean@k first, each with its 95 % interval and the number of tasks it is the mean of."""
+    """Rates by name, mean@k first, each with its 95 % interval and number of tasks."""
 
     k: int
     rates: dict[str, dict[str, float]]
@@ -24,7 +24,7 @@ class Samples:
 def sampled(counts: Iterable[tuple[int, int]], k: int) -> Samples:
     """mean@k, and pass@n for n = 1, 2, 4, ... and k, from (solved, played) of every task.
 
-    A task with fewer than k episodes, because some failed in their machinery, is left out of all of them.
+    A task with fewer than k episodes, because of infrastructure failures, is left out.
     """
     if k < 1:
         raise ValueError(f"k must be 1 or more, not {k}")
@@ -38,12 +38,9 @@ def sampled(counts: Iterable[tuple[int, int]], k: int) -> Samples:
 
 
 def pass_at(k: int, *, solved: int, played: int) -> float:
-    """The chance that k of `played` episodes, drawn without replacement, hold a solved one.
-
-    1 - C(played - solved, k) / C(played, k): the unbiased estimate of pass@k from more than k episodes.
-    """
+    """1 - C(played - solved, k) / C(played, k): the unbiased estimate of pass@k from k or more episodes."""
     if not 0 <= solved <= played or not 1 <= k <= played:
-        raise ValueError(f"pass@{k} of {solved} solved among {played} played makes no sense")
+        raise ValueError(f"pass@{k} of {solved} solved among {played} played is undefined")
     return 1 - math.comb(played - solved, k) / math.comb(played, k)
 
 
@@ -57,12 +54,12 @@ def _rate(values: Sequence[float], most_trials: float) -> dict[str, float]:
 
 
 def _effective_trials(values: Sequence[float], rate: float, most_trials: float) -> float:
-    """How many independent trials would give a rate as certain as this mean over tasks.
+    """The number of independent trials that would give an interval as wide as that of this mean over tasks.
 
-    As many as there are tasks if a task is either always or never solved, `most_trials` if all tasks are equally hard:
-    trials of one task are not independent, and the spread between tasks says how much so.
+    Trials of one task are not independent. It is the number of tasks if each is either always or never solved, and
+    `most_trials` if all are equally hard; between these, the variance over tasks decides.
     """
-    spread, of_one_trial = fmean((value - rate) ** 2 for value in values), rate * (1 - rate)
-    if not of_one_trial:
+    variance, trial_variance = fmean((value - rate) ** 2 for value in values), rate * (1 - rate)
+    if not trial_variance:
         return len(values)
-    return min(len(values) * of_one_trial / spread, most_trials) if spread else most_trials
+    return min(len(values) * trial_variance / variance, most_trials) if variance else most_trials

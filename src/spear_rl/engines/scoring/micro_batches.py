@@ -1,4 +1,4 @@
-"""A mini-batch cut into micro-batches, and their results put together again. Knows no model and no loss."""
+"""Splits a mini-batch into micro-batches and joins their results. Knows no model and no loss."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ from spear_rl.engines.scoring.logprobs import RowInputs, row_inputs
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A micro-batch."""
+class MicroBatch:
+    """Rows of one forward pass."""
 
     rows: Tensor
-    """Which rows of its batch it holds."""
+    """Their indices in the batch."""
     width: int
     is_kept: bool
-    """Whether its activations are kept from the forward pass to the backward pass, or computed again."""
+    """Whether activations are kept for the backward pass, or computed again."""
     inputs: RowInputs
     images: tuple[tuple[bytes, ...], ...] | None = None
-    """Of its rows, if the batch has any."""
 
 
-def pieces_of(
+def micro_batches(
     batch: Batch, device: torch.device, *, max_tokens: int, max_kept_tokens: int, packed: bool
-) -> list[Piece]:
-    """Micro-batches of rows of similar length within the token budget, all on their way to the device at once."""
+) -> list[MicroBatch]:
+    """Rows of similar length within the token budget, all transferred to the device at once."""
     lengths = batch.attention.sum(1)
     if not torch.equal(batch.attention, torch.arange(batch.attention.shape[1]) < lengths[:, None]):
         raise ValueError("a Batch must be padded on the right")
@@ -41,7 +40,7 @@ def pieces_of(
         if place > start and fed > max_tokens:
             cuts.append(place)
             start, fed = place, width
-    pieces, room = [], max_kept_tokens
+    out, room = [], max_kept_tokens
     for start, end in pairwise([*cuts, len(order)]):
         rows = order[start:end]
         width = int(lengths[rows[-1]])
@@ -49,13 +48,13 @@ def pieces_of(
         ids, mask = batch.input_ids[rows, :width], batch.mask[rows, :width]
         inputs = row_inputs(ids, mask, device, lengths[rows] if packed else None)
         images = tuple(batch.images[row] for row in rows.tolist()) if isinstance(batch, ImageBatch) else None
-        pieces.append(Piece(rows.to(device, non_blocking=True), width, room >= 0, inputs, images))
-    return pieces
+        out.append(MicroBatch(rows.to(device, non_blocking=True), width, room >= 0, inputs, images))
+    return out
 
 
-def joined(batch: Batch, pieces: Sequence[Piece], parts: Sequence[Tensor]) -> Tensor:
-    """The micro-batches' values as one [B, T] tensor that starts a graph of its own."""
-    whole = torch.zeros(batch.input_ids.shape, dtype=parts[0].dtype, device=parts[0].device)
-    for piece, part in zip(pieces, parts, strict=True):
-        whole[piece.rows, : piece.width] = part.detach()
+def joined(batch: Batch, parts: Sequence[MicroBatch], values: Sequence[Tensor]) -> Tensor:
+    """The micro-batches' values as one detached [B, T] tensor."""
+    whole = torch.zeros(batch.input_ids.shape, dtype=values[0].dtype, device=values[0].device)
+    for part, value in zip(parts, values, strict=True):
+        whole[part.rows, : part.width] = value.detach()
     return whole
