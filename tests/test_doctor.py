@@ -14,8 +14,8 @@ from spear_rl import sandbox
 from spear_rl.app import doctor
 from spear_rl.app.config import Config, load
 from spear_rl.engines.base import Term
-from spear_rl.engines.hf import HFEngine
 from spear_rl.engines.device import free_bytes
+from spear_rl.engines.hf import HFEngine
 from spear_rl.engines.memory import GIB, Footprint, activation_bytes, fitting_tokens, footprint
 from spear_rl.engines.models.load import model_in_folder
 from spear_rl.engines.models.lora import with_adapter

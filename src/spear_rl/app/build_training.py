@@ -16,7 +16,7 @@ from spear_rl.app.config import AlgorithmConfig, Config, value_of
 from spear_rl.engines import ENGINES
 from spear_rl.engines.base import TrainableEngine, missing_members
 from spear_rl.engines.device import chosen_device, chosen_dtype
-from spear_rl.engines.memory import memory_guard
+from spear_rl.engines.memory import kv_slots, memory_guard
 from spear_rl.engines.models.load import (
     is_function,
     model_by_name,
@@ -108,30 +108,44 @@ def engine_of(config: Config, *, folder: Path | None = None) -> TrainableEngine:
     _quiet()
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
-    settings, name = config.engine, config.engine.name
+    settings, rollout, name = config.engine, config.rollout, config.engine.name
     if name not in ENGINES and ":" not in name:
         known = f"it is one of: {', '.join(ENGINES)}; or your own: package.module:function"
         raise ConfigError(f"engine.name cannot be {name!r}; {known}")
     make = ENGINES.get(name) or loaded(name, kind="engine", example="my_package.my_engine:make")
     device = chosen_device(settings.device)
+    dtype = chosen_dtype(settings.dtype, device)
+    model, tokenizer, adapter = _model_of(config, folder)
+    processor = tokenizer if hasattr(tokenizer, "image_processor") else None
+    tokenizer = tokenizer if processor is None else processor.tokenizer
+    if processor is not None and settings.generator == "vllm":
+        raise ConfigError("engine.generator=vllm: it is not given pictures here; set engine.generator=native")
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(f"engine.model: the tokenizer of {settings.model} has no end token, so no answer would end")
+    sampler = _vllm_of(config, model, tokenizer, dtype) if settings.generator == "vllm" else None
+    num_slots, slot_tokens = kv_slots(
+        rollout.max_context, rollout.max_new_tokens, rollout.num_tasks * rollout.group_size
+    )
     with memory_guard("loading the model", "set engine.dtype=bfloat16 or take a smaller model"):
         try:
             engine = make(
-                load=partial(_model_of, config, folder),
+                model=model,
+                tokenizer=tokenizer,
                 sampling=sampling_of(config),
                 learning_rate=config.optim.learning_rate,
                 weight_decay=config.optim.weight_decay,
                 max_grad_norm=config.optim.max_grad_norm,
+                micro_batch_tokens=settings.micro_batch_tokens or None,
+                max_kept_tokens=settings.micro_batch_tokens or None,  # who sets it wants to bound the memory
                 device=device,
-                dtype=chosen_dtype(settings.dtype, device),
-                attention=settings.attention,
-                micro_batch_tokens=settings.micro_batch_tokens,
+                dtype=dtype,
+                packed={"auto": None, "packed": True, "padded": False}[settings.attention],
                 checkpointing=settings.checkpointing,
-                generator=settings.generator,
-                vllm_memory=settings.vllm_memory,
-                trust_remote_code=settings.trust_remote_code,
-                max_context=config.rollout.max_context,
-                num_episodes=config.rollout.num_tasks * config.rollout.group_size,
+                num_slots=num_slots,
+                slot_tokens=slot_tokens,
+                adapter=adapter,
+                sampler=sampler,
+                processor=processor,
                 seed=config.run.seed,
             )
         except (UserError, MemoryError, torch.OutOfMemoryError):
@@ -180,6 +194,23 @@ def _model_of(config: Config, folder: Path | None) -> tuple[Any, Any, Any]:
         seed=seed,
     )
     return adapter.get_base_model(), tokenizer, adapter
+
+
+def _vllm_of(config: Config, model: Any, tokenizer: Any, dtype: torch.dtype) -> Any:
+    from spear_rl.engines.vllm import VLLMGenerator
+
+    rollout, share = config.rollout, config.engine.vllm_memory
+    with memory_guard("starting vLLM", f"set engine.vllm_memory (it is {share}) to what the GPU has left"):
+        return VLLMGenerator(
+            model,
+            tokenizer,
+            sampling=sampling_of(config),
+            dtype=dtype,
+            gpu_memory_utilization=share,
+            max_model_len=rollout.max_context + rollout.max_new_tokens,
+            seed=config.run.seed,
+            trust_remote_code=config.engine.trust_remote_code,
+        )
 
 
 def _quiet() -> None:

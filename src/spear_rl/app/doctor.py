@@ -147,8 +147,6 @@ def model_config(name: str, *, trust_remote_code: bool = False) -> Any:
     if name == "smollm2":
         shape = dict(SMOLLM2)
         return AutoConfig.for_model(shape.pop("model_type"), **shape)
-    if is_function(name):
-        return model_from_function(name, seed=0)[0].config
     if not Path(name).is_dir():
         raise ConfigError(f"engine.model: {name!r} is no folder and no built-in model")
     try:
@@ -161,6 +159,8 @@ def empty_model(name: str, *, trust_remote_code: bool = False) -> Any:
     """A model with sizes but no content, which takes no memory."""
     from transformers import AutoModelForCausalLM
 
+    if is_function(name):
+        return model_from_function(name, seed=0)[0]
     config = model_config(name, trust_remote_code=trust_remote_code)
     try:
         with torch.device("meta"):

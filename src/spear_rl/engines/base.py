@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol, TypedDict, Unpack
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -79,7 +79,7 @@ class Engine(Protocol):
 
 
 class TrainableEngine(Engine, Protocol):
-    """What a run needs: also learning rate, evaluation and checkpoints. `spear_rl.testing.check_engine` tests one."""
+    """What a run needs besides: learning rate, evaluation, checkpoints. `spear_rl.testing.check_engine` tests one."""
 
     tokenizer: Any
     processor: Any
@@ -107,7 +107,7 @@ class TrainableEngine(Engine, Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Write the model and its tokenizer, to be loaded by `EngineSettings.load` in a resumed run."""
+        """Write a transformers folder, or a peft adapter, with the tokenizer."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -115,37 +115,6 @@ class TrainableEngine(Engine, Protocol):
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
-class EngineSettings(TypedDict):
-    """The keyword arguments of every engine factory, ours or a user's (`engine.name=package.module:function`)."""
-
-    load: Callable[[], tuple[Any, Any, Any]]
-    """Loads engine.model, or the checkpoint to resume: (model, tokenizer or processor, peft adapter or None)."""
-    sampling: Sampling
-    learning_rate: float
-    weight_decay: float
-    max_grad_norm: float
-    device: torch.device
-    dtype: torch.dtype
-    attention: str
-    micro_batch_tokens: int
-    checkpointing: bool
-    generator: str
-    vllm_memory: float
-    trust_remote_code: bool
-    """These six are the settings engine.*."""
-    max_context: int
-    """Tokens of the longest prompt."""
-    num_episodes: int
-    """Episodes played at once."""
-    seed: int
-
-
-class EngineFactory(Protocol):
-    """Makes the engine of a run."""
-
-    def __call__(self, **settings: Unpack[EngineSettings]) -> TrainableEngine: ...
 
 
 def missing_members(engine: object) -> list[str]:

@@ -21,9 +21,8 @@ from spear_rl.engines.memory import automatic_tokens, footprint, memory_guard
 from spear_rl.engines.models.lora import merged_weights, save_adapter
 from spear_rl.engines.packed.attention import detach_cache, has_kernel, use_packed_attention
 from spear_rl.engines.packed.parity import disagreement
-from spear_rl.engines.scoring.logprobs import has_plain_head, token_scores
+from spear_rl.engines.scoring.logprobs import MicroBatch, has_plain_head, joined, micro_batches, token_scores
 from spear_rl.engines.scoring.master_weights import MasterWeights, largest_entry
-from spear_rl.engines.scoring.micro_batches import MicroBatch, joined, micro_batches
 from spear_rl.engines.vision import Pixels, VisionDecoder
 from spear_rl.errors import UserError
 from spear_rl.functional.inputs import LossInputs
