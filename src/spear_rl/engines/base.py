@@ -71,11 +71,9 @@ class Engine(Protocol):
     def generate(self, prompts: Sequence[list[int]]) -> list[Completion]: ...
     def update(self, terms: Sequence[Term]) -> Metrics:
         """Accumulate the gradient of every term, then take one optimizer step."""
-        ...
 
     def sync(self) -> None:
         """Make `generate` use the weights that `update` left."""
-        ...
 
 
 class TrainableEngine(Engine, Protocol):
@@ -88,31 +86,24 @@ class TrainableEngine(Engine, Protocol):
     def set_learning_rate(self, learning_rate: float) -> None: ...
     def reset_optimizer(self, learning_rate: float) -> None:
         """Start with fresh optimizer state, as between the cold start and RL."""
-        ...
 
     def set_reference(self, model: Any) -> None:
         """Compare with this frozen model in the KL term; it was loaded from what `save` wrote."""
-        ...
 
     def scored(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """[B, T] log-probabilities and entropies of the trained tokens under the current weights."""
-        ...
 
     def evaluation_generator(self, sampling: Sampling, *, seed: int) -> Generator:
         """A generator with its own sampling and random stream: evaluation leaves training unchanged."""
-        ...
 
     def check_weights(self, bound: float) -> None:
         """Raise NonFiniteLossError if a weight is not finite or larger than `bound`."""
-        ...
 
     def save(self, folder: Path) -> None:
         """Write a transformers folder, or a peft adapter, with the tokenizer."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds besides the weights: tensors, numbers, strings, and lists and dicts of them."""
-        ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 

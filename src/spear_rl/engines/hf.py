@@ -39,11 +39,10 @@ class Sampler(Protocol):
     def evaluation_generator(self, sampling: Sampling, *, seed: int) -> Generator: ...
     def load(self, named_weights: Iterable[tuple[str, Tensor]]) -> None:
         """Take over the trainer's weights."""
-        ...
 
 
 class HFEngine:
-    """Generates with a KV cache and trains with AdamW.
+    """A TrainableEngine: generates with a KV cache and trains with AdamW.
 
     A loss sees a whole mini-batch. The engine computes log-probabilities in micro-batches of at most
     `micro_batch_tokens` tokens, differentiates the loss by them, and backpropagates that gradient through each
@@ -123,7 +122,6 @@ class HFEngine:
         self._max_kept_tokens = fitting[1] if max_kept_tokens is None else max_kept_tokens
 
     def reset_optimizer(self, learning_rate: float) -> None:
-        """Start with fresh optimizer state, as between the cold start and RL."""
         fused = self.model.device.type == "cuda"
         self._optimizer = torch.optim.AdamW(
             self._masters.trained, lr=learning_rate, weight_decay=self._weight_decay, fused=fused or None
@@ -143,7 +141,6 @@ class HFEngine:
         self._reference = frozen
 
     def generate(self, prompts: Sequence[list[int]]) -> list[Completion]:
-        """Sample from the policy."""
         return (self._sampler or self._native).generate(prompts)
 
     def stream(self) -> Stream:
@@ -151,11 +148,9 @@ class HFEngine:
         return self._native.stream() if self._sampler is None else Lockstep(self)
 
     def evaluation_generator(self, sampling: Sampling, *, seed: int) -> Generator:
-        """A generator with its own sampling and random stream: evaluation leaves training unchanged."""
         return (self._sampler or self._native).evaluation_generator(sampling, seed=seed)
 
     def update(self, terms: Sequence[Term]) -> Metrics:
-        """Accumulate the gradient of every term, then take one optimizer step."""
         if self._checkpointing:
             _checkpoint_layers(self.model)
         self._optimizer.zero_grad(set_to_none=True)
@@ -188,7 +183,6 @@ class HFEngine:
         (self.tokenizer if self.processor is None else self.processor).save_pretrained(folder)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds besides the weights."""
         return {
             "optimizer": self._optimizer.state_dict(),
             "generator": self._native.random.get_state(),
@@ -216,7 +210,6 @@ class HFEngine:
             raise NonFiniteLossError("the optimizer's state is not finite and was not saved")
 
     def scored(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """[B, T] log-probabilities and entropies of the trained tokens under the current weights."""
         parts = self._micro_batches(batch)
         with torch.no_grad(), memory_guard("scoring rows", self._smaller_settings()):
             scores = [self._scores(self.model, part) for part in parts]
@@ -290,9 +283,7 @@ class HFEngine:
         mask, old, advantages = (x.to(logprobs.device) for x in (batch.mask, batch.old_logprobs, batch.advantages))
         out = term.loss(LossInputs(logprobs, old, advantages, mask, entropy, ref_logprobs, term.generator))
         if not torch.isfinite(out.loss):
-            raise NonFiniteLossError(
-                f"the {term.name} loss is {float(out.loss.detach())}; the weights were not changed"
-            )
+            raise NonFiniteLossError(f"the {term.name} loss is {out.loss.item()}; the weights were not changed")
         gradients = torch.autograd.grad(term.weight * out.loss, (logprobs, entropy), allow_unused=True)
         for number, part in enumerate(parts):
             tensors = scored[number] if part.is_kept else self._scores(self.model, part)

@@ -150,7 +150,8 @@ def _saved_bytes(config: Any, dtype: torch.dtype, num_layers: int) -> int:
     """What autograd saves of `_TOKENS` tokens in a model of `num_layers` layers, without the weights."""
     from transformers import AttentionInterface, AutoModel
 
-    AttentionInterface.register("spear_probe", _probe)
+    probe: Any = _Probe.apply
+    AttentionInterface.register("spear_probe", lambda module, q, k, v, *_, **__: (probe(q, k, v), None))
     small = copy.deepcopy(config)
     small.num_hidden_layers = num_layers
     if getattr(small, "layer_types", None):
@@ -176,20 +177,11 @@ def _saved_bytes(config: Any, dtype: torch.dtype, num_layers: int) -> int:
     return sum(saved.values())
 
 
-def _probe(module: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-    out: Tensor = _Probe.apply(query, key, value)  # type: ignore[no-untyped-call]
-    return out, None
-
-
 class _Probe(torch.autograd.Function):
-    """Saves what fused attention saves: its inputs, its output and one float per query."""
+    """Saves what fused attention saves: its inputs, its output and one float per query. Has no backward pass."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         out = query.transpose(1, 2).clone()
         ctx.save_for_backward(query, key, value, out, query.new_empty(query.shape[:-1], dtype=torch.float32))
         return out
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        raise RuntimeError("used to count saved tensors only")
