@@ -130,7 +130,7 @@ FAULTS = {
     "update: it must return finite numbers by name": ("update", lambda *_: {"loss": float("nan")}),
     "update raised RuntimeError: broken": ("update", lambda *_: (_ for _ in ()).throw(RuntimeError("broken"))),
     "save: it wrote nothing": ("save", lambda *_: None),
-    "state_dict raised": ("state_dict", lambda *_: {"engine": object()}),
+    "save raised": ("state_dict", lambda *_: {"engine": object()}),
 }  # fmt: skip
 
 

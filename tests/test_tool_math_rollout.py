@@ -21,7 +21,7 @@ from spear_rl.rollout.workers.other_venv import tasks_elsewhere
 from spear_rl.rollout.workers.pool import Pool
 from spear_rl.testing import check_tasks
 from spear_rl.train.collate import collate
-from spear_rl.train.pass_at_k import pass_at, sampled
+from spear_rl.train.evaluate import pass_at, sampled
 from spear_rl.train.step import train_step
 from spear_rl.types import Stop
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,55 +14,53 @@ from spear_rl.rollout.generator import Sampling
 from spear_rl.types import Completion
 
 
-def check_engine(engine: Any, *, prompts: tuple[list[int], ...] = ([1, 2, 3], [4, 5])) -> list[str]:
+def check_engine(engine: Any, *, prompts: Sequence[list[int]] = ([1, 2, 3], [4, 5])) -> list[str]:
     """What is wrong with a `TrainableEngine`, one sentence per fault; an empty list is a pass. Trains the engine.
 
     Args:
-        prompts: token ids in its vocabulary.
+        prompts: token ids of its vocabulary.
     """
-    missing = import_module("spear_rl.engines.base").missing_members(engine)
-    if missing:
+    if missing := import_module("spear_rl.engines.base").missing_members(engine):
         return [f"it lacks {', '.join(missing)}"]
-    faults: list[str] = []
     completions: list[Completion] = []
-    checks: dict[str, Callable[[], list[str]]] = {
-        "generate": lambda: _generated(engine.generate, prompts, completions),
-        "evaluation_generator": lambda: _generated(
-            engine.evaluation_generator(Sampling(max_new_tokens=4, temperature=0.0), seed=1).generate, prompts, []
+    checks: dict[str, Callable[[], Iterator[str]]] = {
+        "generate": lambda: _generation(engine, prompts, completions),
+        "evaluation_generator": lambda: _generation(
+            engine.evaluation_generator(Sampling(max_new_tokens=4, temperature=0.0), seed=1), prompts, []
         ),
-        "update": lambda: _trained(engine, prompts, completions),
-        "save": lambda: _saved(engine),
-        "state_dict": lambda: _restored(engine),
+        "update": lambda: _training(engine, prompts, completions),
+        "save": lambda: _checkpoint(engine),
     }
+    faults: list[str] = []
     for name, check in checks.items():
         try:
-            faults += [f"{name}: {fault}" for fault in check()]
+            faults.extend(f"{name}: {fault}" for fault in check())
         except Exception as error:
             faults.append(f"{name} raised {in_words(error)}")
     return faults
 
 
-def _generated(generate: Any, prompts: tuple[list[int], ...], out: list[Completion]) -> list[str]:
-    made = generate([list(prompt) for prompt in prompts])
+def _generation(generator: Any, prompts: Sequence[list[int]], out: list[Completion]) -> Iterator[str]:
+    made = generator.generate([list(prompt) for prompt in prompts])
     if not isinstance(made, list) or not all(isinstance(c, Completion) for c in made):
-        return ["it must return a list of Completion"]
-    if len(made) != len(prompts):
-        return [f"it returned {len(made)} completions for {len(prompts)} prompts"]
-    out += made
-    faults = []
-    if any(not c.token_ids or len(c.token_ids) != len(c.logprobs) for c in made):
-        faults.append("a completion must have at least one token, and one log-probability per token")
-    if any(not math.isfinite(p) or p > 1e-4 for c in made for p in c.logprobs):
-        faults.append("log-probabilities must be finite and at most 0")
-    return faults
+        yield "it must return a list of Completion"
+    elif len(made) != len(prompts):
+        yield f"it returned {len(made)} completions for {len(prompts)} prompts"
+    elif any(not c.token_ids or len(c.token_ids) != len(c.logprobs) for c in made):
+        yield "a completion must have at least one token, and one log-probability per token"
+    elif any(not math.isfinite(p) or p > 1e-4 for c in made for p in c.logprobs):
+        yield "log-probabilities must be finite and at most 0"
+    else:
+        out += made
 
 
-def _trained(engine: Any, prompts: tuple[list[int], ...], completions: list[Completion]) -> list[str]:
+def _training(engine: Any, prompts: Sequence[list[int]], completions: Sequence[Completion]) -> Iterator[str]:
     """Train on the engine's own completions, whose log-probabilities must rise."""
+    if not completions:
+        yield "it cannot be checked before generate works"
+        return
     torch, base = import_module("torch"), import_module("spear_rl.engines.base")
     inputs = import_module("spear_rl.functional.inputs")
-    if len(completions) != len(prompts):
-        return ["it was not tested, since generate failed"]
     rows = [[*prompt, *c.token_ids] for prompt, c in zip(prompts, completions, strict=True)]
     width = max(map(len, rows))
     ids = torch.tensor([row + [engine.pad_id] * (width - len(row)) for row in rows])
@@ -73,36 +71,28 @@ def _trained(engine: Any, prompts: tuple[list[int], ...], completions: list[Comp
     def loss(given: Any) -> Any:
         return inputs.LossOutput(-inputs.token_mean(given.logprobs, given.mask), {})
 
-    engine.sync()
-    before = engine.scored(batch)[0].detach().cpu()
+    before = engine.scored(batch)[0].detach().cpu()[mask]
     engine.reset_optimizer(1e-3)
     engine.set_learning_rate(1e-3)
     metrics = engine.update([base.Term("test", batch, loss)])
     engine.sync()
-    after = engine.scored(batch)[0].detach().cpu()
+    after = engine.scored(batch)[0].detach().cpu()[mask]
     engine.check_weights(1e4)
-    faults = []
-    own = torch.tensor([p for c in completions for p in c.logprobs])
-    if not torch.allclose(before[mask], own, atol=0.1):
-        faults.append("generate and scored give a token different log-probabilities")
-    if not after[mask].mean() > before[mask].mean():
-        faults.append("the log-probability of the trained tokens did not rise")
-    if not metrics or not all(isinstance(v, float) and math.isfinite(v) for v in metrics.values()):
-        faults.append("it must return finite numbers by name")
-    return faults
+    if not torch.allclose(before, torch.tensor([p for c in completions for p in c.logprobs]), atol=0.1):
+        yield "generate and scored give a token different log-probabilities"
+    if not after.mean() > before.mean():
+        yield "the log-probability of the trained tokens did not rise"
+    if not metrics or not all(isinstance(value, float) and math.isfinite(value) for value in metrics.values()):
+        yield "it must return finite numbers by name"
 
 
-def _saved(engine: Any) -> list[str]:
-    with tempfile.TemporaryDirectory() as folder:
-        engine.save(Path(folder))
-        return [] if any(Path(folder).iterdir()) else ["it wrote nothing"]
-
-
-def _restored(engine: Any) -> list[str]:
-    """A checkpoint's file may hold plain values only."""
+def _checkpoint(engine: Any) -> Iterator[str]:
     torch = import_module("torch")
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "state.pt")
-        torch.save(engine.state_dict(), file)
-        engine.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
-    return []
+        engine.save(Path(folder))
+        if not any(Path(folder).iterdir()):
+            yield "it wrote nothing"
+        state = Path(folder, "state.pt")
+        torch.save(engine.state_dict(), state)
+        # Checkpoints are read with weights_only: anything but plain values is refused.
+        engine.load_state_dict(torch.load(state, map_location="cpu", weights_only=True))

@@ -120,17 +120,17 @@ class SlotDecoder:
 
     def results(self, count: int) -> Callable[[], tuple[list[int], list[float]]]:
         """Reads the last step's tokens and log-probabilities; waits for that step, not for later ones."""
-        if not self._is_cuda:
-            copy = self._result[:, :count].clone()
-            return lambda: _lists(copy)
-        host = torch.empty(2, count, dtype=torch.float64, pin_memory=True)
+        host = torch.empty(2, count, dtype=torch.float64, pin_memory=self._is_cuda)
         host.copy_(self._result[:, :count], non_blocking=True)
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record()
+        done: Any = torch.cuda.Event() if self._is_cuda else None  # type: ignore[no-untyped-call]
+        if done:
+            done.record()
 
         def read() -> tuple[list[int], list[float]]:
-            done.synchronize()
-            return _lists(host)
+            if done:
+                done.synchronize()
+            tokens, scores = host.tolist()
+            return [int(token) for token in tokens], scores
 
         return read
 
@@ -304,11 +304,10 @@ class SlotStream:
         if self._step is not None and not self._done:
             self._step()
             self._unread.append(self._decoder.results(len(self._batch)))
-            if len(self._unread) > LOOKAHEAD:
-                self._read()
+            self._read(num_left=LOOKAHEAD)
 
     def _admit(self) -> None:
-        self._read_all()
+        self._read()
         most = self._sampling.max_new_tokens
         self._decoder.make_room(max(len(prompt) for _, prompt in self._waiting) + most + 2, most)
         new: list[_Request] = []
@@ -329,23 +328,20 @@ class SlotStream:
 
     def _rearrange(self) -> None:
         """Drop finished requests from the batch."""
-        self._read_all()
+        self._read()
         self._batch = [r for r in self._batch if not r.is_done]
         self._step = self._decoder.arrange(self._batch, self._sampling) if self._batch else None
 
-    def _read_all(self) -> None:
-        while self._unread:
-            self._read()
-
-    def _read(self) -> None:
-        """Append the tokens of the oldest unread step."""
-        tokens, scores = self._unread.popleft()()
-        for request, token, score in zip(self._batch, tokens, scores, strict=True):
-            if not request.is_done:
-                self._append(request, token, score)
-        if all(r.is_done for r in self._batch):
-            self._unread.clear()
-            self._batch, self._step = [], None
+    def _read(self, num_left: int = 0) -> None:
+        """Append the tokens of launched steps, oldest first, until `num_left` of them are unread."""
+        while len(self._unread) > num_left:
+            tokens, scores = self._unread.popleft()()
+            for request, token, score in zip(self._batch, tokens, scores, strict=True):
+                if not request.is_done:
+                    self._append(request, token, score)
+            if all(r.is_done for r in self._batch):
+                self._unread.clear()
+                self._batch, self._step = [], None
 
     def _append(self, request: _Request, token: int, score: float) -> None:
         if not math.isfinite(score):
@@ -378,8 +374,3 @@ def _prefill_batches(requests: Sequence[_Request]) -> list[list[_Request]]:
         out[-1].append(r)
         room -= new
     return out
-
-
-def _lists(result: Tensor) -> tuple[list[int], list[float]]:
-    tokens, scores = result.tolist()
-    return [int(token) for token in tokens], scores
