@@ -12,6 +12,7 @@ import transformers
 from conftest import random_batch
 from spear_rl import sandbox
 from spear_rl.app import doctor
+from spear_rl.app.build_training import engine_of
 from spear_rl.app.config import Config, load
 from spear_rl.engines.base import Term
 from spear_rl.engines.device import free_bytes
@@ -90,6 +91,16 @@ def test_estimated_weights_and_optimizer_are_the_tensors_there_are(tokenizer, dt
     assert taken.optimizer == held
     slots = engine._slots.slots
     assert taken.slots == sum(t.numel() * t.element_size() for pair in slots.layers for t in pair)
+
+
+@pytest.mark.parametrize(("max_context", "num_tasks"), [(90, 2), (700, 3), (5000, 2)])
+def test_the_engine_and_the_doctor_count_the_same_kv_cache(folder, max_context, num_tasks):
+    settings = [f"rollout.max_context={max_context}", f"rollout.num_tasks={num_tasks}", "rollout.group_size=2"]
+    config = config_for(folder, "engine.attention=packed", "rollout.max_new_tokens=7", *settings)
+    engine = engine_of(config)
+    engine.generate([[5, 6, 7]])
+    held = sum(t.numel() * t.element_size() for pair in engine._slots.slots.layers for t in pair)
+    assert doctor.estimate(config)[0].slots == held
 
 
 def test_adapters_on_named_layers_alone_are_counted_as_such():

@@ -38,11 +38,10 @@ class TaskOrder:
 
     def __call__(self, step: int) -> list[Task]:
         places = [divmod(p, len(self._tasks)) for p in range(step * self._num_tasks, (step + 1) * self._num_tasks)]
-        orders = {epoch: self._order(epoch) for epoch in {epoch for epoch, _ in places}}
+        numbers = range(len(self._tasks))
+        epochs = {epoch for epoch, _ in places}
+        orders = {epoch: random.Random(f"{self._seed}/{epoch}").sample(numbers, len(numbers)) for epoch in epochs}
         return [self._tasks[orders[epoch][place]] for epoch, place in places]
-
-    def _order(self, epoch: int) -> list[int]:
-        return random.Random(f"{self._seed}/{epoch}").sample(range(len(self._tasks)), len(self._tasks))
 
 
 @dataclass

@@ -83,12 +83,8 @@ class SlotDecoder:
 
     def stream(self, sampling: Sampling, *, seed: int) -> SlotStream:
         """A new stream; requests of an earlier one are dropped."""
-        self.forget()
-        return SlotStream(self, sampling, seed=seed)
-
-    def forget(self) -> None:
-        """Drop the KV cache, which was made with other weights."""
         self.slots.forget()
+        return SlotStream(self, sampling, seed=seed)
 
     def make_room(self, length: int, max_new_tokens: int) -> None:
         """Hold sequences of `length` tokens. Captured steps use the old tensors, so new ones invalidate them."""

@@ -29,16 +29,12 @@ class Slots:
 
     def __init__(self, model: Any, count: int, *, length: int = 512) -> None:
         self.count, self.length = count, rounded_slot(length)
+        self.spare = count
         self._config, self._device = model.config.get_text_config(), model.device
         self._dtype = model.get_input_embeddings().weight.dtype
         self.layers: list[tuple[Tensor, Tensor]] = []
         self._all = [Slot(number) for number in range(count)]
         self._by_key: dict[int, Slot] = {}
-
-    @property
-    def spare(self) -> int:
-        """Number of the slot that idle rows write to."""
-        return self.count
 
     def forget(self) -> None:
         """Free every slot: what they hold was computed with other weights."""

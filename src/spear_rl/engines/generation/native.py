@@ -53,4 +53,4 @@ class NativeGenerator:
         """Drop KV caches, which were made with other weights."""
         self._decoder.forget()
         if self._slots is not None:
-            self._slots.forget()
+            self._slots.slots.forget()
