@@ -148,10 +148,8 @@ def engine_of(config: Config, *, folder: Path | None = None) -> TrainableEngine:
                 processor=processor,
                 seed=config.run.seed,
             )
-        except (UserError, MemoryError, torch.OutOfMemoryError):
-            raise
         except Exception as error:
-            if name in ENGINES:
+            if name in ENGINES or isinstance(error, UserError | MemoryError | torch.OutOfMemoryError):
                 raise
             raise ConfigError(f"engine.name={name}: calling it raised {in_words(error)}") from error
     if missing := missing_members(engine):

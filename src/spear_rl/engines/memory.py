@@ -96,7 +96,7 @@ def footprint(
     dtype: torch.dtype,
     kept_tokens: int,
     num_slots: int = 0,
-    slot_tokens: int = 0,
+    slot_tokens: int = 512,
     compiled: bool = False,
     checkpointing: bool = False,
     device_type: str = "cuda",
