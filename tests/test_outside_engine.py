@@ -68,6 +68,9 @@ WRONG = {
     "engine.model=outside_package.model:no": "the module outside_package.model has no no",
     "engine.model=no_such_package:make": "there is no module no_such_package",
     "engine.model=outside_package.model:raises": "raised OSError: the disk with the weights is not mounted",
+    "engine.name=outside_package.engine:leaves": "calling it raised SystemExit",
+    "engine.model=outside_package.model:leaves": "calling it raised SystemExit",
+    "engine.model=outside_package.model:tensors": "it returned tuple, not (model, tokenizer) of transformers",
     "engine.model=outside_package.model:alone": "it returned OwnLlama, not (model, tokenizer)",
 }
 

@@ -30,5 +30,15 @@ def alone() -> OwnLlama:
     return make()[0]
 
 
+def tensors() -> tuple[object, object]:
+    import torch
+
+    return torch.nn.Linear(2, 2), make()[1]
+
+
+def leaves() -> None:
+    raise SystemExit(0)
+
+
 def raises() -> tuple[OwnLlama, object]:
     raise OSError("the disk with the weights is not mounted")

@@ -148,8 +148,9 @@ def engine_of(config: Config, *, folder: Path | None = None) -> TrainableEngine:
                 processor=processor,
                 seed=config.run.seed,
             )
-        except Exception as error:
-            if name in ENGINES or isinstance(error, UserError | MemoryError | torch.OutOfMemoryError):
+        except BaseException as error:  # also SystemExit, which would end the run as if it had succeeded
+            passes = (UserError, KeyboardInterrupt, MemoryError, torch.OutOfMemoryError)
+            if name in ENGINES or isinstance(error, passes):
                 raise
             raise ConfigError(f"engine.name={name}: calling it raised {in_words(error)}") from error
     if missing := missing_members(engine):

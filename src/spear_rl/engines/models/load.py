@@ -51,17 +51,21 @@ def model_from_function(name: str, *, seed: int) -> tuple[Any, Any]:
 
     Only for a name that the user gave: importing a module runs its code.
     """
+    from transformers import PreTrainedModel
+
     make = loaded(name, kind="model", example="my_package.models:make")
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             made = make()
-    except UserError:
+    except (UserError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:  # also SystemExit, which would end the run as if it had succeeded
         raise ConfigError(f"engine.model={name}: calling it raised {in_words(error)}") from error
-    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], torch.nn.Module)):
-        raise ConfigError(f"engine.model={name}: it returned {type(made).__name__}, not (model, tokenizer)")
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], PreTrainedModel)):
+        raise ConfigError(
+            f"engine.model={name}: it returned {type(made).__name__}, not (model, tokenizer) of transformers"
+        )
     return made
 
 
