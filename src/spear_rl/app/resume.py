@@ -23,8 +23,8 @@ _END = "# end of settings, written by spear "
 """Then the verb: without this line a file was cut off."""
 
 FIXED = (
-    "run.seed", "task.env", "task.options", "engine.model", "engine.lora_rank", "engine.lora_targets",
-    "rollout.layout", "rollout.detail", "algorithm.name", "algorithm.imitation.enabled",
+    "run.seed", "task.env", "task.options", "engine.name", "engine.model", "engine.lora_rank",
+    "engine.lora_targets", "rollout.layout", "rollout.detail", "algorithm.name", "algorithm.imitation.enabled",
     "algorithm.imitation.per_family", "algorithm.imitation.keep_step_part", "algorithm.covariance.on_policy",
 )  # fmt: skip
 """What a run keeps from its first start to its end: what it is, and the shape of its state."""

@@ -18,9 +18,8 @@ from spear_rl.app.build_training import algorithm_of, engine_of, policy_in_folde
 from spear_rl.app.config import Config, resolved
 from spear_rl.app.resume import CONFIG, Start, settings_text, start_of
 from spear_rl.app.versions import versions
-from spear_rl.engines.base import NonFiniteLossError
+from spear_rl.engines.base import NonFiniteLossError, TrainableEngine
 from spear_rl.engines.device import chosen_device
-from spear_rl.engines.hf import HFEngine
 from spear_rl.errors import UserError
 from spear_rl.io.files import is_leftover, remove_folder, write_whole, writing
 from spear_rl.io.jsonl import flush_rows, mend_rows
@@ -37,7 +36,7 @@ from spear_rl.types import Group, Metrics
 
 
 def evaluated(
-    config: Config, engine: HFEngine, player: Player, tasks: Sequence[Task], *, step: int, num_episodes: int = 1
+    config: Config, engine: TrainableEngine, player: Player, tasks: Sequence[Task], *, step: int, num_episodes: int = 1
 ) -> Evaluation:
     """`num_episodes` of every task, a panel after the other, from a random stream of its own."""
     sampling = sampling_of(config, temperature=config.eval.temperature)
@@ -137,7 +136,7 @@ def sft_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, An
 
 
 def cold_start_from(
-    config: Config, engine: HFEngine, player: Player, panel: Sequence[Task], callbacks: Sequence[Callback]
+    config: Config, engine: TrainableEngine, player: Player, panel: Sequence[Task], callbacks: Sequence[Callback]
 ) -> Metrics:
     """Supervised learning on sft.episodes expert episodes of the training panel."""
 
@@ -153,7 +152,6 @@ def cold_start_from(
             epochs=config.sft.epochs,
             batch_size=config.sft.batch_size,
             learning_rate=config.sft.learning_rate,
-            set_learning_rate=engine.set_learning_rate,
             rng=random.Random(f"sft/{config.run.seed}"),
             on_update=tell,
         )
@@ -194,7 +192,7 @@ def _learning_rate(config: Config) -> Any:
     return lambda step: optim.learning_rate * min((step + 1) / max(optim.warmup_steps, 1), 1.0)
 
 
-def _collected(config: Config, engine: HFEngine, player: Player, order: TaskOrder, step: int) -> list[Group]:
+def _collected(config: Config, engine: TrainableEngine, player: Player, order: TaskOrder, step: int) -> list[Group]:
     """A step's episodes, as the trainer should learn from them."""
     groups = player.groups(order(step), engine, group_size=config.rollout.group_size, step=step)
     return corrected(groups, engine, cap=config.engine.importance_cap) if config.engine.importance_cap else groups

@@ -1,4 +1,4 @@
-"""For authors: says what is wrong with an environment before a training does. Standard library and our types only."""
+"""For authors: says what is wrong with an environment or an engine before a training does. Never imports torch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from spear_rl.io.files import same_folder
 from spear_rl.rollout.contract import ContractError, checked_task
 from spear_rl.rollout.env import Task, TasksFn
 from spear_rl.rollout.tasks import loaded_tasks, panel_of
+from spear_rl.testing.engine import check_engine
 from spear_rl.testing.faults import deadly_fault, expert_faults, task_faults, worker_faults
 from spear_rl.testing.play import STRANGE, Timing
 
-__all__ = ["STRANGE", "Timing", "check_environment", "check_panels", "check_tasks", "loaded_tasks"]
+__all__ = ["STRANGE", "Timing", "check_engine", "check_environment", "check_panels", "check_tasks", "loaded_tasks"]
 
 MAX_TURNS = 20
 MAX_STEP_MS = 250.0

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from spear_rl.algorithms import Algorithm
-from spear_rl.train.stored_state import stored_state, taking_up
+from spear_rl.train.stored_state import stored_state, restoring
 
 FILE = "spear.pt"  # replay buffer, baseline and random states; schedules follow from the step
 
@@ -24,6 +24,6 @@ def restore(folder: Path, algorithm: Algorithm, rng: random.Random, *, key: str 
         logging.getLogger(__name__).warning("%r has no %s: the replay buffer starts empty", str(folder), FILE)
         return
     state = stored_state(folder / FILE)
-    with taking_up(folder / FILE):
+    with restoring(folder / FILE):
         algorithm.load_state_dict(state[key])
         rng.setstate(state["rng"])
