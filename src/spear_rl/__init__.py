@@ -23,6 +23,8 @@ _HOMES = {
     "envs": ("ENVIRONMENTS",),
     "engines.base": ("Batch", "Engine", "Term"),
     "train.step": ("train_step",),
+    "app.config": ("Config",),
+    "app.train": ("sft_from", "train_from"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -67,15 +67,13 @@ def train(settings: Overrides = None) -> None:
 
     with opened(*_split(settings), verb="train") as (config, notes):
         from spear_rl.app.train import train_from
-        from spear_rl.train.callbacks import JsonLines, TensorBoard
 
         run_dir = Path(config.run.dir)
         said = f"{config.algorithm.name} on {config.task.env}, seed {config.run.seed} -> {run_dir}"
         for text in (said, *notes):
             console.print(text, soft_wrap=True)
-        files = [JsonLines(run_dir / "metrics.jsonl", "step"), JsonLines(run_dir / "eval.jsonl", "eval")]
         with LiveConsole(console) as live:
-            summary = train_from(config, [*files, TensorBoard(run_dir / "tensorboard"), live])
+            summary = train_from(config, [live])
     _print_summary(summary, run_dir)
 
 

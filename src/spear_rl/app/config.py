@@ -21,13 +21,15 @@ from spear_rl.settings.fields import (
 )  # fmt: skip
 from spear_rl.settings.names import ALGORITHM_NAMES, BASES, split_name
 from spear_rl.settings.ranges import FilePath, Length, Range, nearest
+from spear_rl.train.trackers import check_names
 
 Steps = Range(0, 10_000_000, unit="steps")
 Seed = Range(0, 2**31 - 1)
 Share = Range(0, 1)
 Weight = Range(0, 1000)
 Turns = Range(1, 10_000, unit="turns")
-Words = Annotated[list[Annotated[str, Length(1, 256, "characters")]], Length(0, 64, "entries")]
+Name = Annotated[str, Length(1, 256, "characters")]
+Words = Annotated[list[Name], Length(0, 64, "entries")]
 
 __all__ = [
     "Config", "check", "documentation", "flat", "load", "merged", "override", "presets", "resolved", "sections",
@@ -51,6 +53,8 @@ class Run:
     """Steps between checkpoints; the two newest are kept, and the best of those that were evaluated."""
     trajectories_every: Annotated[int, Steps] = 10
     """Steps between dumps of whole episodes into trajectories/; 0 is never."""
+    trackers: Annotated[list[Name], Length(1, 16, "entries")] = field(default_factory=lambda: ["jsonl", "tensorboard"])
+    """Where metrics go: jsonl (required), tensorboard, wandb, trackio, mlflow, or your own: package.module:function."""
     threads: Annotated[int, Range(0, 1024)] = 0
     """CPU threads for torch; 0 lets torch decide."""
 
@@ -59,7 +63,7 @@ class Run:
 class Task:
     """What to play."""
 
-    env: Annotated[str, Length(1, 256, "characters")] = "household"
+    env: Name = "household"
     """An environment by name (`spear list`), or your own: package.module:function."""
     options: dict[str, Any] = field(default_factory=dict)
     """The environment's own settings, e.g. task.options.level=easy."""
@@ -254,7 +258,7 @@ class CovarianceConfig:
 class AlgorithmConfig:
     """What is learned from the episodes."""
 
-    name: Annotated[str, Length(1, 256, "characters")] = "spear-dr-bot-grpo"
+    name: Name = "spear-dr-bot-grpo"
     """By name (`spear list`) or your own, package.module:function; with spear-, dr-bot- or spear-dr-bot- before it."""
     invalid_penalty: Annotated[float, Weight] = 0.1
     """Taken from a turn the environment could not act on."""
@@ -379,6 +383,7 @@ def check(config: Config) -> None:
     for sentence, holds in rules.items():
         if not holds:
             raise ConfigError(sentence)
+    check_names(config.run.trackers)
     _, base = split_name(algorithm.name)
     if base not in BASES and ":" not in base:
         known = f"it is one of: {', '.join(ALGORITHM_NAMES)}; or your own: package.module:function"

@@ -6,7 +6,6 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator, Sequence
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from spear_rl.app.config import Config
+from spear_rl.app.record import version
 from spear_rl.engines.device import chosen_device, chosen_dtype
 from spear_rl.engines.memory import GIB, OVERHEAD, Footprint, automatic_tokens, fitting_tokens, footprint, free_bytes
 from spear_rl.engines.models.load import loading_error
@@ -52,7 +52,7 @@ def machine() -> Iterator[tuple[str, str]]:
             f"CUDA {torch.version.cuda}",
         )
     for package in PACKAGES:
-        yield package, _version(package)
+        yield package, version(package)
 
 
 def sandbox() -> Iterator[tuple[str, str]]:
@@ -197,10 +197,3 @@ def _num_weights(model: Any, lora_rank: int, lora_targets: Sequence[str]) -> tup
 
 def _host_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 from spear_rl.app.build_rollout import Player, sampling_of, tasks_of
 from spear_rl.app.config import Config, check, load
+from spear_rl.app.record import PACKAGES, versions
 from spear_rl.app.resume import is_run, stored_with
-from spear_rl.app.versions import versions
 from spear_rl.errors import CheckpointError, ConfigError
 from spear_rl.rollout.env import Task
 from spear_rl.rollout.generator import Generator
@@ -164,7 +164,7 @@ def _with_model(model: str, overrides: Sequence[str], panel: Panel, source: str,
         result = evaluated(config, engine, player, tasks, step=0, num_episodes=panel.num_played)
     about = {"policy": "model", "model": model, "folder": str(folder) if folder else None}
     about |= _about(config, panel, tasks) | _sampling(config)
-    return Report(result, about | {"versions": versions("torch", "transformers", "tokenizers")})
+    return Report(result, about | {"versions": versions(*PACKAGES)})
 
 
 def _played(config: Config, player: Player, tasks: Sequence[Task], policy: Generator, panel: Panel) -> Evaluation:

@@ -16,8 +16,8 @@ import torch
 from spear_rl.app.build_rollout import Player, sampling_of, tasks_of
 from spear_rl.app.build_training import algorithm_of, engine_of, policy_in_folder
 from spear_rl.app.config import Config, resolved
+from spear_rl.app.record import PACKAGES, about, new_start, read_record, versions, write_record
 from spear_rl.app.resume import CONFIG, Start, settings_text, start_of
-from spear_rl.app.versions import versions
 from spear_rl.engines.base import NonFiniteLossError
 from spear_rl.engines.device import chosen_device
 from spear_rl.engines.hf import HFEngine
@@ -26,6 +26,7 @@ from spear_rl.io.files import is_leftover, remove_folder, write_whole, writing
 from spear_rl.io.jsonl import flush_rows, mend_rows
 from spear_rl.io.lock import locked
 from spear_rl.rollout.env import Task
+from spear_rl.settings.fields import flat
 from spear_rl.train.callbacks import Callback, Event
 from spear_rl.train.checkpoint import MANIFEST, checked_manifest, remove_leftovers, write_folder
 from spear_rl.train.cold_start import cold_start, warmup_then_cosine
@@ -33,6 +34,7 @@ from spear_rl.train.evaluate import Evaluation, evaluation, merged
 from spear_rl.train.loop import MAX_WEIGHT, TaskOrder, Trainer
 from spear_rl.train.sampling_correction import corrected
 from spear_rl.train.step import timed
+from spear_rl.train.trackers import RunInfo, Trackers
 from spear_rl.types import Group, Metrics
 
 
@@ -52,14 +54,18 @@ def evaluated(
 
 
 def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
-    """A whole run: cold start, RL, evaluations, checkpoints; its summary, which is also in run.dir/summary.json."""
+    """A whole run: cold start, RL, evaluations, checkpoints, metrics in `run.trackers`.
+
+    Returns:
+        The summary, which is also in run.dir/summary.json.
+    """
     config = resolved(config)
     run_dir = Path(config.run.dir)
     settings, algorithm = settings_text(config, "train"), algorithm_of(config)
-    with locked(run_dir):
+    trackers = Trackers(config.run.trackers, callbacks)
+    with locked(run_dir), trackers.tracking():
         start = start_of(config, verb="train")
-        panel = tasks_of(config, "train")
-        held_out = tasks_of(config, config.eval.split, count=config.eval.tasks) if config.eval.tasks else []
+        panel, held_out = tasks_of(config, "train"), _held_out(config)
         engine = engine_of(config, folder=start.checkpoint)
         with Player(config, engine.tokenizer, processor=engine.processor) as player:
             order = TaskOrder(panel, num_tasks=config.rollout.num_tasks, seed=config.run.seed)
@@ -75,27 +81,30 @@ def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, 
                 checkpoint_every=config.run.checkpoint_every,
                 trajectories_every=config.run.trajectories_every,
                 eval_every=config.eval.every,
-                callbacks=callbacks,
+                callbacks=[trackers, *callbacks],
                 settings=settings,
             )
             if start.checkpoint is None:
-                _open(run_dir, settings, start, callbacks)
-                _begin(config, trainer, player, panel)
+                _open(config, settings, start, trackers, callbacks)
+                _begin(config, trainer, player, panel, callbacks)
             else:
-                _take_up(config, trainer, start.checkpoint)
-                _open(run_dir, settings, start, callbacks)  # only now: what cannot go on leaves the folder as it was
+                _restore(config, trainer, start.checkpoint)
+                # Only now: a resume that fails leaves the folder as it was.
+                _open(config, settings, start, trackers, callbacks)
             trainer.run(config.run.steps)
         summary = _summary(config, trainer.step, trainer.before, trainer.latest, trainer.seconds)
         _close(run_dir, summary)
     return summary
 
 
-def _begin(config: Config, trainer: Trainer, player: Player, panel: Sequence[Task]) -> None:
+def _begin(
+    config: Config, trainer: Trainer, player: Player, panel: Sequence[Task], callbacks: Sequence[Callback]
+) -> None:
     """Bring a new policy to where RL starts."""
     engine = trainer.engine
     if config.sft.episodes:
         with timed("time/sft", trainer.seconds):
-            cold_start_from(config, engine, player, panel, trainer.callbacks)
+            cold_start_from(config, engine, player, panel, callbacks)
     engine.reset_optimizer(config.optim.learning_rate)
     if getattr(trainer.algorithm.loss, "kl", 0.0):
         folder = trainer.run_dir / "reference"
@@ -103,8 +112,8 @@ def _begin(config: Config, trainer: Trainer, player: Player, panel: Sequence[Tas
         engine.set_reference(policy_in_folder(config, folder))
 
 
-def _take_up(config: Config, trainer: Trainer, checkpoint: Path) -> None:
-    """Bring a run to where its checkpoint was written; the weights were loaded with the engine."""
+def _restore(config: Config, trainer: Trainer, checkpoint: Path) -> None:
+    """Bring a run to the state of its checkpoint; the weights were loaded with the engine."""
     trainer.engine.reset_optimizer(config.optim.learning_rate)
     if getattr(trainer.algorithm.loss, "kl", 0.0):
         folder = trainer.run_dir / "reference"
@@ -118,22 +127,27 @@ def sft_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, An
     """A cold start alone: run.dir/model is the result, a plain transformers folder for engine.model."""
     config = resolved(config)
     run_dir = Path(config.run.dir)
-    settings = settings_text(config, "sft")
-    with locked(run_dir):
-        start = start_of(config, verb="sft")
-        held_out = tasks_of(config, config.eval.split, count=config.eval.tasks) if config.eval.tasks else []
+    settings, trackers = settings_text(config, "sft"), Trackers(config.run.trackers, callbacks)
+    with locked(run_dir), trackers.tracking():
+        start, held_out = start_of(config, verb="sft"), _held_out(config)
         engine = engine_of(config)
-        _open(run_dir, settings, start, callbacks)
+        _open(config, settings, start, trackers, callbacks)
         seconds: Metrics = {}
         with Player(config, engine.tokenizer, processor=engine.processor) as player:
             before = evaluated(config, engine, player, held_out, step=0) if held_out else None
             with timed("time/sft", seconds):
-                metrics = cold_start_from(config, engine, player, tasks_of(config, "train"), callbacks)
+                panel = tasks_of(config, "train")
+                metrics = cold_start_from(config, engine, player, panel, [trackers, *callbacks])
             after = evaluated(config, engine, player, held_out, step=0) if held_out else None
         summary = _summary(config, 0, before, after, seconds) | {"algorithm": "sft", "loss": metrics["sft/loss"]}
+        trackers(Event("end", 0))
         _close(run_dir, summary)
         write_folder(run_dir / "model", engine.save, {"step": 0, "settings": settings})  # last: it says all is done
     return summary
+
+
+def _held_out(config: Config) -> Sequence[Task]:
+    return tasks_of(config, config.eval.split, count=config.eval.tasks) if config.eval.tasks else []
 
 
 def cold_start_from(
@@ -163,20 +177,25 @@ def cold_start_from(
     return metrics
 
 
-def _open(run_dir: Path, settings: str, start: Start, callbacks: Sequence[Callback]) -> None:
-    """Make run.dir ready to be written to, once nothing can be wrong with the settings or the checkpoint any more."""
-    notes = list(start.notes)
+def _open(config: Config, settings: str, start: Start, trackers: Trackers, callbacks: Sequence[Callback]) -> None:
+    """Prepare run.dir for writing and start the trackers, once settings and checkpoint are known to be sound."""
+    run_dir, notes = Path(config.run.dir), list(start.notes)
+    is_resumed = start.checkpoint is not None
     with writing(f"run.dir: {run_dir}"):
         for folder in (run_dir, run_dir / "checkpoints"):
             remove_leftovers(folder)
         for name in filter(is_leftover, os.listdir(run_dir)):
             (run_dir / name).unlink()
-        if start.checkpoint is None and (run_dir / "reference").is_dir():
+        if not is_resumed and (run_dir / "reference").is_dir():
             remove_folder(run_dir / "reference")
-        begun = start.checkpoint is not None
-        notes += mend_rows(run_dir / "metrics.jsonl", from_step=start.step, complete=begun)
-        notes += mend_rows(run_dir / "eval.jsonl", from_step=start.step + 1 if begun else 0)
+        notes += mend_rows(run_dir / "metrics.jsonl", from_step=start.step, complete=is_resumed)
+        notes += mend_rows(run_dir / "eval.jsonl", from_step=start.step + 1 if is_resumed else 0)
         write_whole(run_dir / CONFIG, settings)
+    record = read_record(run_dir)
+    record["starts"].append(new_start(start.step))
+    name, now = run_dir.absolute().name, about(record["starts"][-1])
+    trackers.start(RunInfo(run_dir, name, config=flat(config), about=now, ids=record["trackers"]))
+    write_record(run_dir, record)
     for text in notes:
         for callback in callbacks:
             callback(Event("note", start.step, text=text))
@@ -211,7 +230,7 @@ def _summary(
         "success_before": before.rate if before else None,
         "success_after": after.rate if after else None,
         "seconds": {name.removeprefix("time/"): round(value, 2) for name, value in seconds.items()},
-        "versions": versions("torch", "transformers", "tokenizers"),
+        "versions": versions(*PACKAGES),
         "hardware": _hardware(config),
     }
 
