@@ -76,7 +76,7 @@ def wandb(run: RunInfo) -> Callback:
         resume="allow",
         mode=None if decided else "offline",
     )
-    return _Service(started.log, lambda failed: started.finish(exit_code=int(failed)))
+    return _Service(started.log, lambda failed: started.finish(exit_code=1) if failed else started.finish())
 
 
 def trackio(run: RunInfo) -> Callback:
@@ -93,11 +93,11 @@ def mlflow(run: RunInfo) -> Callback:
     import mlflow as client
 
     if not os.environ.get("MLFLOW_TRACKING_URI"):
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # the only store that needs no database
         client.set_tracking_uri((run.dir / "mlflow").absolute().as_uri())
     if known := run.ids.get("mlflow"):
         client.start_run(run_id=known)
     else:
-        client.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT)
         run.ids["mlflow"] = client.start_run(run_name=run.name).info.run_id
         # A parameter cannot change, so those of the first start stay; MLflow takes at most 100 per call.
         parameters = [(name, str(value)[:500]) for name, value in {**run.config, **run.about}.items()]
