@@ -1,4 +1,4 @@
-"""The command line. Every mistake a user can mend ends in one sentence and exit code 2."""
+"""The command line. An error that the user can fix is one sentence and exit code 2."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from spear_rl import __version__
+from spear_rl.app.config import Config, load, presets, to_toml
 from spear_rl.errors import ConfigError, UserError
 from spear_rl.io.escaping import indented
 from spear_rl.io.files import check_writable
@@ -38,14 +39,9 @@ app = typer.Typer(
 console = PlainConsole()
 
 
-def _within(low: int, high: int) -> Callable[[typer.CallbackParam, int], int]:
-    """Holds an option to a range, in a sentence of ours."""
-
-    def check(param: typer.CallbackParam, value: int) -> int:
-        number: int = checked(value, Annotated[int, Range(low, high)], param.opts[0])
-        return number
-
-    return check
+def _within(low: int, high: int) -> Callable[[typer.CallbackParam, int], Any]:
+    """A range for an option, with the same error messages as for settings."""
+    return lambda param, value: checked(value, Annotated[int, Range(low, high)], param.opts[0])
 
 
 Overrides = Annotated[
@@ -62,37 +58,34 @@ def train(settings: Overrides = None) -> None:
 
     Example: spear train quickstart run.seed=1 algorithm.name=dr-bot-grpo
     """
-    from spear_rl.app.console import LiveConsole
-    from spear_rl.app.resume import opened
-
-    with opened(*_split(settings), verb="train") as (config, notes):
-        from spear_rl.app.train import train_from
-
-        run_dir = Path(config.run.dir)
-        said = f"{config.algorithm.name} on {config.task.env}, seed {config.run.seed} -> {run_dir}"
-        for text in (said, *notes):
-            console.print(text, soft_wrap=True)
-        with LiveConsole(console) as live:
-            summary = train_from(config, [live])
-    _print_summary(summary, run_dir)
+    _run(settings, "train")
 
 
 @app.command()
 def sft(settings: Overrides = None) -> None:
     """Cold start only: supervised learning on expert episodes; writes run.dir/model, a plain transformers folder."""
+    _run(settings, "sft")
+
+
+def _run(settings: list[str] | None, verb: Literal["train", "sft"]) -> None:
     from spear_rl.app.console import LiveConsole
     from spear_rl.app.resume import opened
 
-    with opened(*_split(settings), verb="sft") as (config, notes):
-        if not config.sft.episodes:
-            raise ConfigError("sft.episodes is 0: say how many expert episodes to learn from, e.g. sft.episodes=256")
-        from spear_rl.app.train import sft_from
+    with opened(*_split(settings), verb=verb) as (config, notes):
+        from spear_rl.app.train import sft_from, train_from
 
+        run_dir = config.run.dir
+        if verb == "train":
+            notes = [f"{config.algorithm.name} on {config.task.env}, seed {config.run.seed} -> {Path(run_dir)}", *notes]
         for text in notes:
             console.print(text, soft_wrap=True)
         with LiveConsole(console) as live:
-            summary = sft_from(config, [live])
-    _print_summary(summary, Path(config.run.dir))
+            summary = (train_from if verb == "train" else sft_from)(config, [live])
+    for name in ("success_before", "success_after"):
+        if rate := summary[name]:
+            label = name.replace("_", " ")
+            console.print(f"{label}: {rate['success']:.1%} ({rate['low']:.1%} to {rate['high']:.1%})")
+    console.print(f"everything is in {Path(run_dir)}", soft_wrap=True)
 
 
 @app.command(name="eval")
@@ -132,13 +125,11 @@ def evaluate(
 
     Example: spear eval expert --env alfworld --split valid_seen --set rollout.max_turns=50
     """
-    from spear_rl.app.eval_console import EvalProgress, print_report
+    from spear_rl.app.console import EvalProgress, print_report
     from spear_rl.app.evaluate import Connection, Panel, evaluate_from
 
-    overrides = list(set_ or [])
-    overrides += [f"task.env={env}"] if env else []
-    overrides += [] if temperature is None else [f"eval.temperature={temperature}"]
-    overrides += [] if seed is None else [f"run.seed={seed}"]
+    given = {"task.env": env or None, "eval.temperature": temperature, "run.seed": seed}
+    overrides = [*(set_ or []), *(f"{key}={value}" for key, value in given.items() if value is not None)]
     if out:
         check_writable(out, "--out")
     with EvalProgress(console) as progress:
@@ -202,7 +193,6 @@ def show(
 
     Example: spear show algorithm spear-dr-bot-grpo algorithm.imitation.max_age=10
     """
-    from spear_rl.app import config as configuration
     from spear_rl.app.show import algorithm_overview, run_overview
 
     name, overrides = _split(settings)
@@ -214,8 +204,7 @@ def show(
         text = run_overview(Path(what), num_episodes=episodes)
     else:
         source = None if what == "config" else what
-        config = configuration.load(source, overrides) if source or overrides else configuration.Config()
-        text = configuration.to_toml(config, comments=True)
+        text = to_toml(load(source, overrides) if source or overrides else Config(), comments=True)
     console.print(text, soft_wrap=True)
 
 
@@ -226,12 +215,11 @@ def doctor(settings: Overrides = None) -> None:
     Example: spear doctor paper-alfworld engine.model=models/qwen engine.checkpointing=true
     """
     source, overrides = _split(settings)
-    from spear_rl.app import config as configuration
     from spear_rl.app import doctor as diagnosis
     from spear_rl.engines.memory import GIB
     from spear_rl.engines.models.tiny import TINY_SIZES
 
-    config = configuration.load(source, overrides)
+    config = load(source, overrides)
     table = Table("what", "here")
     for name, value in [*diagnosis.machine(), *diagnosis.sandbox(), *diagnosis.engine(config)]:
         table.add_row(name, value)
@@ -256,16 +244,15 @@ def check_env(
     tasks: Annotated[int, typer.Option(help="Tasks of each split to play.", callback=_within(1, 1_000_000))] = 5,
     python: Annotated[str, typer.Option(help="Interpreter of the environment's own virtual environment.")] = "",
 ) -> None:
-    """Tell an author what is wrong with an environment, one sentence a fault; exit code 1 if anything is.
+    """Tell an author what is wrong with an environment, one sentence per fault; exit code 1 if anything is.
 
     Example: spear check-env my_game:tasks level=3
     """
-    from spear_rl.app import config as configuration
     from spear_rl.envs import ENVIRONMENTS
     from spear_rl.rollout.workers.other_venv import tasks_elsewhere
     from spear_rl.testing import Timing, check_tasks, loaded_tasks
 
-    settings = configuration.load(None, [f"task.options.{option}" for option in options or []]).task.options
+    settings = _task_options(options)
     if python:
         tasks_fn: TasksFn = partial(tasks_elsewhere, python=python, name=env)
     else:
@@ -299,11 +286,10 @@ def shop(
 
     Example: spear shop level=standard --split test
     """
-    from spear_rl.app import config as configuration
     from spear_rl.envs.webshop import source_of
     from spear_rl.envs.webshop.browser import served, visits_of
 
-    settings = configuration.load(None, [f"task.options.{option}" for option in options or []]).task.options
+    settings = _task_options(options)
     known = [*inspect.signature(source_of).parameters, "cache"]
     for option in settings:
         if option not in known:
@@ -322,18 +308,21 @@ def shop(
 @app.command(name="list")
 def list_() -> None:
     """Presets, algorithms, environments and built-in models."""
-    from spear_rl.app import config as configuration
     from spear_rl.engines.models.tiny import TINY_SIZES
     from spear_rl.envs import ENVIRONMENTS
 
     table = Table("what", "names", show_lines=True)
     table.add_row(
-        "presets", "\n".join(f"{n}: {t.splitlines()[0].lstrip('# ')}" for n, t in configuration.presets().items())
+        "presets", "\n".join(f"{name}: {text.splitlines()[0].lstrip('# ')}" for name, text in presets().items())
     )
     table.add_row("algorithms", ", ".join([*ALGORITHM_NAMES, "or your own: package.module:function"]))
     table.add_row("environments", ", ".join(ENVIRONMENTS))
     table.add_row("models", ", ".join([*TINY_SIZES, "smollm2", "or any transformers folder"]))
     console.print(table)
+
+
+def _task_options(options: list[str] | None) -> dict[str, Any]:
+    return load(None, [f"task.options.{option}" for option in options or []]).task.options
 
 
 def _version(value: bool) -> None:
@@ -357,15 +346,6 @@ def _split(settings: list[str] | None) -> tuple[str | None, list[str]]:
     if len(sources) > 1:
         raise ConfigError(f"name one preset or file, not {len(sources)}: {', '.join(sources)}")
     return (sources[0] if sources else None), [s for s in settings or [] if "=" in s]
-
-
-def _print_summary(summary: dict[str, object], run_dir: Path) -> None:
-    for name in ("success_before", "success_after"):
-        rate = summary.get(name)
-        if isinstance(rate, dict):
-            label = name.replace("_", " ")
-            console.print(f"{label}: {rate['success']:.1%} ({rate['low']:.1%} to {rate['high']:.1%})")
-    console.print(f"everything is in {run_dir}", soft_wrap=True)
 
 
 def main() -> None:

@@ -1,16 +1,25 @@
-"""The live console: progress and the few numbers that say whether a run is well. A callback like any other."""
+"""What the command line prints of a run and of an evaluation while they go on, and the report at the end."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
+from spear_rl.app.evaluate import Report
+from spear_rl.rollout.workers.progress import Tally
 from spear_rl.train.callbacks import Event
 
 _SHOWN = {
@@ -27,19 +36,16 @@ _SHOWN = {
 _SMOOTHED = 0.8
 
 
+def _columns() -> tuple[ProgressColumn, ...]:
+    return TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+
+
 class LiveConsole:
-    """Use as a context manager; redraws in a terminal, prints a line now and then elsewhere."""
+    """A callback and context manager: redraws in a terminal, prints every few steps elsewhere."""
 
     def __init__(self, console: Console, *, line_every: int = 5) -> None:
         self._console, self._line_every = console, line_every
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-        )
+        self._progress = Progress(*_columns(), TimeRemainingColumn(), console=console)
         self._bars: dict[str, Any] = {}
         self._latest: dict[str, float] = {}
         self._mean: dict[str, float] = {}
@@ -47,14 +53,12 @@ class LiveConsole:
 
     def __enter__(self) -> LiveConsole:
         if self._live:
-            self._live.__enter__()
+            self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live:
-            self._live.__exit__(kind, error, trace)
+            self._live.stop()
 
     def __call__(self, event: Event) -> None:
         metrics = event.metrics or {}
@@ -96,3 +100,48 @@ class LiveConsole:
         for label, values in (("now", self._latest), ("mean", self._mean)):
             table.add_row(label, *(f"{values[name]:.3g}" for name in self._latest))
         return table
+
+
+class EvalProgress:
+    """The progress bar of an evaluation; prints nothing outside of a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(*_columns(), console=console, transient=True, disable=not console.is_terminal)
+        self._bar = self._progress.add_task("getting ready", total=None)
+
+    def __enter__(self) -> EvalProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, tally: Tally) -> None:
+        failed = f", {tally.num_failed} failed" if tally.num_failed else ""
+        said = f"{tally.num_turns} turns, {tally.num_solved} solved{failed}"
+        self._progress.update(self._bar, description=said, completed=tally.num_ended, total=tally.num_episodes)
+
+
+def print_report(report: Report, console: Console) -> None:
+    """Success in total and per kind of task, with intervals, and the other measurements."""
+    about, result = report.about, report.evaluation
+    console.print(
+        f"{about['model']} on {about['env']}, {about['split']}: {len(about['tasks'])} tasks, episodes of each: "
+        f"{about['episodes_per_task']}, turns at most: {about['max_turns']}, seed {about['seed']}"
+    )
+    table = Table("kind", "success", "95 % interval", "episodes")
+    for name, rate in {**result.by_family, "all": result.rate}.items():
+        interval = f"{rate['low']:.1%} - {rate['high']:.1%}"
+        table.add_row(name or "-", f"{rate['success']:.1%}", interval, f"{rate['episodes']:.0f}")
+    console.print(table)
+    console.print(
+        f"mean reward {result.reward:.3f}, {result.turns:.1f} turns, {result.invalid_turns:.1%} of them invalid"
+    )
+    for name, value in report.samples.rates.items() if report.samples else ():
+        console.print(
+            f"{name} {value['rate']:.1%} ({value['low']:.1%} - {value['high']:.1%}) over {value['tasks']:.0f} tasks"
+        )
+    for name, mean in result.metrics.items():
+        console.print(f"mean {name} {mean:.3f}")
+    if result.failed_episodes:
+        console.print(f"episodes that failed and do not count: {result.failed_episodes}", style="bold")

@@ -1,4 +1,4 @@
-"""The verb `eval`: any policy on a panel. Torch is imported for a model of this machine only."""
+"""The verb `eval`: any policy on a panel of tasks. Torch is imported only for a local model."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Panel:
     num_tasks: int = 0
     """The first so many of the panel; 0 is all."""
     num_episodes: int = 1
-    """Of every task."""
+    """Per task."""
     num_samples: int = 0
-    """k of mean@k and pass@k, for which at least so many episodes of every task are played; 0 is neither."""
+    """k of mean@k and pass@k, for which at least k episodes per task are played; 0 is neither."""
 
     @property
     def num_played(self) -> int:
-        """Episodes of every task."""
+        """Episodes per task."""
         return max(self.num_episodes, self.num_samples)
 
 
@@ -84,56 +84,47 @@ def evaluate_from(
     Args:
         overrides: settings as section.key=value.
         source: a preset or TOML file to take the other settings from; a run's own if left out, else the defaults.
-        notice: is told how far it has come.
+        notice: called with the progress so far.
     """
     _check(panel, connection)
-    report = _report(policy, overrides, panel, connection, source, notice)
+    if "://" not in policy and connection != Connection():
+        raise ConfigError("--model, --api-key-env, --parallel and --timeout are for an endpoint: http://host:port/v1")
+    if policy in REFERENCES or "://" in policy:
+        report = _with_messages(policy, load(source or None, overrides), panel, connection, notice)
+    else:
+        report = _with_model(policy, overrides, panel, source, notice)
     if not panel.num_samples:
         return report
     return replace(report, samples=sampled(report.evaluation.counts.values(), panel.num_samples))
 
 
-def _report(
-    policy: str, overrides: Sequence[str], panel: Panel, connection: Connection, source: str, notice: Notice | None
-) -> Report:
-    is_endpoint = "://" in policy
-    if not is_endpoint and connection != Connection():
-        raise ConfigError("--model, --api-key-env, --parallel and --timeout are for an endpoint: http://host:port/v1")
-    if policy in REFERENCES:
-        return _with_reference(policy, load(source or None, overrides), panel, notice)
-    if is_endpoint:
-        return _with_endpoint(policy, load(source or None, overrides), panel, connection, notice)
-    return _with_model(policy, overrides, panel, source, notice)
-
-
-def _with_reference(name: str, config: Config, panel: Panel, notice: Notice | None) -> Report:
+def _with_messages(policy: str, config: Config, panel: Panel, connection: Connection, notice: Notice | None) -> Report:
+    """A policy that reads messages instead of tokens: the expert, the random one, or an endpoint's model."""
+    server = None
+    if "://" in policy:
+        server = ChatServer(policy, api_key=_api_key(connection.api_key_env), timeout=connection.timeout)
     tasks, renderer = _tasks(config, panel), MessageRenderer()
+    about = {"policy": policy, "model": policy}
+    if server is not None:
+        about = {"policy": "endpoint", "model": connection.model or _only_model(server), "endpoint": server.name}
     with Player(config, renderer=renderer) as player:
-        watched = player.watched(len(tasks) * panel.num_played, notice)
-        policy = ReferencePolicy(REFERENCES[name], watched, renderer, seed=config.run.seed)
-        result = _played(config, player, tasks, policy, panel)
-    about = {"policy": name, "model": name, **_about(config, panel, tasks), "versions": versions()}
-    return Report(result, about)
-
-
-def _with_endpoint(url: str, config: Config, panel: Panel, connection: Connection, notice: Notice | None) -> Report:
-    server = ChatServer(url, api_key=_api_key(connection.api_key_env), timeout=connection.timeout)
-    tasks, renderer = _tasks(config, panel), MessageRenderer()
-    model = connection.model or _only_model(server)
-    with Player(config, renderer=renderer) as player:
-        watched = player.watched(len(tasks) * panel.num_played, notice)
-        policy = ChatEndpoint(
-            server,
-            model=model,
-            renderer=renderer,
-            sampling=sampling_of(config, temperature=config.eval.temperature),
-            seed=config.run.seed,
-            num_parallel=connection.num_parallel,
-            on_lost=watched.lose,
-        )
-        result = _played(config, player, tasks, policy, panel)
-    about = {"policy": "endpoint", "model": model, "endpoint": server.name, **_about(config, panel, tasks)}
-    return Report(result, about | _sampling(config) | {"versions": versions()})
+        envs = player.watched(len(tasks) * panel.num_played, notice)
+        if server is None:
+            generator: Generator = ReferencePolicy(REFERENCES[policy], envs, renderer, seed=config.run.seed)
+        else:
+            generator = ChatEndpoint(
+                server,
+                model=about["model"],
+                renderer=renderer,
+                sampling=sampling_of(config, temperature=config.eval.temperature),
+                seed=config.run.seed,
+                num_parallel=connection.num_parallel,
+                on_lost=envs.lose,
+            )
+        max_turns = config.eval.max_turns
+        groups = player.groups(tasks, generator, group_size=panel.num_played, step=0, max_turns=max_turns)
+    settings = _about(config, panel, tasks) | (_sampling(config) if server else {})
+    return Report(evaluation(groups), about | settings | {"versions": versions()})
 
 
 def _with_model(model: str, overrides: Sequence[str], panel: Panel, source: str, notice: Notice | None) -> Report:
@@ -167,11 +158,6 @@ def _with_model(model: str, overrides: Sequence[str], panel: Panel, source: str,
     return Report(result, about | {"versions": versions(*PACKAGES)})
 
 
-def _played(config: Config, player: Player, tasks: Sequence[Task], policy: Generator, panel: Panel) -> Evaluation:
-    max_turns = config.eval.max_turns
-    return evaluation(player.groups(tasks, policy, group_size=panel.num_played, step=0, max_turns=max_turns))
-
-
 def _about(config: Config, panel: Panel, tasks: Sequence[Task]) -> dict[str, Any]:
     return {
         "env": config.task.env,
@@ -185,10 +171,8 @@ def _about(config: Config, panel: Panel, tasks: Sequence[Task]) -> dict[str, Any
 
 
 def _sampling(config: Config) -> dict[str, Any]:
-    """What a policy that reads prompts and samples was set to."""
-    rollout = config.rollout
     names = ("top_p", "max_new_tokens", "stop", "layout", "detail")
-    return {"temperature": config.eval.temperature} | {name: getattr(rollout, name) for name in names}
+    return {"temperature": config.eval.temperature} | {name: getattr(config.rollout, name) for name in names}
 
 
 def _tasks(config: Config, panel: Panel) -> Sequence[Task]:

@@ -12,8 +12,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from spear_rl.io.files import write_whole
-
 RECORD = "run.json"
 PACKAGES = ("torch", "transformers", "tokenizers")
 _TIMEOUT = 2.0
@@ -56,10 +54,6 @@ def read_record(run_dir: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {"starts": [], "trackers": {}}
     return {"starts": starts, "trackers": ids}
-
-
-def write_record(run_dir: Path, record: dict[str, Any]) -> None:
-    write_whole(run_dir / RECORD, json.dumps(record, indent=1) + "\n")
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:

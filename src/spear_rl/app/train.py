@@ -1,4 +1,4 @@
-"""The verbs that train: a whole run, a cold start; what they read and leave on disk."""
+"""The verbs that train: a whole run, or a cold start alone; and the files they write."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import torch
 from spear_rl.app.build_rollout import Player, sampling_of, tasks_of
 from spear_rl.app.build_training import algorithm_of, engine_of, policy_in_folder
 from spear_rl.app.config import Config, resolved
-from spear_rl.app.record import PACKAGES, about, new_start, read_record, versions, write_record
+from spear_rl.app.record import PACKAGES, RECORD, about, new_start, read_record, versions
 from spear_rl.app.resume import CONFIG, Start, settings_text, start_of
 from spear_rl.engines.base import NonFiniteLossError
 from spear_rl.engines.device import chosen_device
 from spear_rl.engines.hf import HFEngine
-from spear_rl.errors import UserError
+from spear_rl.errors import ConfigError, UserError
 from spear_rl.io.files import is_leftover, remove_folder, write_whole, writing
 from spear_rl.io.jsonl import flush_rows, mend_rows
 from spear_rl.io.lock import locked
@@ -41,10 +41,10 @@ from spear_rl.types import Group, Metrics
 def evaluated(
     config: Config, engine: HFEngine, player: Player, tasks: Sequence[Task], *, step: int, num_episodes: int = 1
 ) -> Evaluation:
-    """`num_episodes` of every task, a panel after the other, from a random stream of its own."""
+    """Play `num_episodes` per task, with a random stream of its own."""
     sampling = sampling_of(config, temperature=config.eval.temperature)
     generator = engine.evaluation_generator(sampling, seed=config.run.seed + 7919)
-    # A panel at a time: all episodes at once would need as many times the memory.
+    # One episode per task at a time bounds the memory.
     rounds = [
         player.groups(tasks, generator, group_size=1, step=step, max_turns=config.eval.max_turns)
         for _ in range(num_episodes)
@@ -126,6 +126,8 @@ def _restore(config: Config, trainer: Trainer, checkpoint: Path) -> None:
 def sft_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """A cold start alone: run.dir/model is the result, a plain transformers folder for engine.model."""
     config = resolved(config)
+    if not config.sft.episodes:
+        raise ConfigError("sft.episodes is 0: say how many expert episodes to learn from, e.g. sft.episodes=256")
     run_dir = Path(config.run.dir)
     settings, trackers = settings_text(config, "sft"), Trackers(config.run.trackers, callbacks)
     with locked(run_dir), trackers.tracking():
@@ -195,7 +197,7 @@ def _open(config: Config, settings: str, start: Start, trackers: Trackers, callb
     record["starts"].append(new_start(start.step))
     name, now = run_dir.absolute().name, about(record["starts"][-1])
     trackers.start(RunInfo(run_dir, name, config=flat(config), about=now, ids=record["trackers"]))
-    write_record(run_dir, record)
+    _write_json(run_dir / RECORD, record)
     for text in notes:
         for callback in callbacks:
             callback(Event("note", start.step, text=text))
@@ -203,7 +205,11 @@ def _open(config: Config, settings: str, start: Start, trackers: Trackers, callb
 
 def _close(run_dir: Path, summary: dict[str, Any]) -> None:
     flush_rows(run_dir)
-    write_whole(run_dir / "summary.json", json.dumps(summary, indent=1) + "\n")
+    _write_json(run_dir / "summary.json", summary)
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    write_whole(path, json.dumps(value, indent=1) + "\n")
 
 
 def _learning_rate(config: Config) -> Any:

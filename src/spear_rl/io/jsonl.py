@@ -1,4 +1,4 @@
-"""metrics.jsonl and eval.jsonl: one JSON object with a step per line. Reads what is readable and says what is not."""
+"""metrics.jsonl and eval.jsonl: one JSON object with a step per line; unreadable lines are reported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Rows:
     damaged: list[bytes] = field(default_factory=list)
     """The lines at fault, as they are."""
     is_cut: bool = False
-    """The last line was cut off by a kill; that is not among the faults."""
+    """The last line is incomplete, as after a kill; not among the faults."""
 
     def sentences(self, name: str) -> list[str]:
         return [f"{name}, line {number} {fault}" for number, fault in self.faults.items()]
@@ -65,12 +65,12 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def mend_rows(path: Path, *, from_step: int, complete: bool = False) -> list[str]:
-    """Forget rows of `from_step` on, which a resumed run writes again, and what is damaged; says what it found.
+    """Remove rows from `from_step` on, which a resumed run writes again, and damaged lines; returns notes.
 
-    Damaged lines are kept in a file of their own beside `path`.
+    Damaged lines are kept in `path`.damaged.
 
     Args:
-        complete: there should be a row of every step before `from_step`.
+        complete: there should be a row for every step before `from_step`.
     """
     with writing(path):
         found = read_rows(path)
@@ -91,7 +91,7 @@ def mend_rows(path: Path, *, from_step: int, complete: bool = False) -> list[str
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Numbers in ascending order in few words, e.g. 3, 5-8."""
+    """Ascending numbers as ranges, e.g. 3, 5-8."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][-1] + 1:
@@ -102,7 +102,7 @@ def spans(numbers: Iterable[int]) -> str:
 
 
 def flush_rows(run_dir: Path) -> None:
-    """Wait until all rows of a run are on disk."""
+    """Flush all rows of a run to disk."""
     for path in (run_dir / "metrics.jsonl", run_dir / "eval.jsonl"):
         with writing(path):
             if path.is_file():

@@ -1,4 +1,4 @@
-"""Runs as arms over seeds, and why arms may not be like for like. Knows which settings can change a result."""
+"""Arms: runs that differ in the seed alone; and the differences that make two arms incomparable."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Arm:
 
     @property
     def base_algorithm(self) -> str:
-        """What SPEAR is put on: grpo, of grpo and of spear-grpo."""
+        """The algorithm without SPEAR: grpo, of grpo and of spear-grpo."""
         return self.algorithm.removeprefix("spear-")
 
     @property

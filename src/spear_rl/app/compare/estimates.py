@@ -1,4 +1,4 @@
-"""Means and differences with their 95 % intervals, and a sign test. Knows numbers only."""
+"""Means and differences with 95 % intervals, and a sign test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A number with its 95 % interval and where that comes from."""
+    """A number, its 95 % interval and the method."""
 
     value: float
     low: float

@@ -1,4 +1,4 @@
-"""Differences between arms, paired by seed and by task, and what may be said of them. Knows no files."""
+"""Differences between arms, paired by seed and by task, and what they show."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Pair:
             return "no seed with a success after in both, so nothing can be paired."
         if self.difference is None:
             return "1 seed in common, too few to say anything about the algorithms."
-        points, verdict = _points(self.difference), _verdict(self.difference)
-        return f"success after {points} over {len(self.seeds)} seeds in common (95 % t-interval): {verdict}."
+        points, conclusion = _points(self.difference), _conclusion(self.difference)
+        return f"success after {points} over {len(self.seeds)} seeds in common (95 % t-interval): {conclusion}."
 
 
 def pairs_of(arms: Sequence[Arm]) -> list[Pair]:
@@ -88,8 +88,8 @@ def _solved(runs: Sequence[RunRecord]) -> dict[str, float]:
     return {task: fmean(values) for task, values in shares.items()}
 
 
-def _verdict(d: Estimate) -> str:
-    if d.high - d.low < 1e-9:  # rounding leaves a width of 1e-16, on which any verdict would be nonsense
+def _conclusion(d: Estimate) -> str:
+    if d.high - d.low < 1e-9:  # rounding leaves a width of 1e-16, which says nothing
         return "all seeds differ by the same amount, so this interval says nothing"
     if d.low <= 0 <= d.high:
         return "no difference shown"

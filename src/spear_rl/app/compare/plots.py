@@ -1,4 +1,4 @@
-"""Curves of compared arms, and one picture of them. Knows arms, and matplotlib only once it draws."""
+"""Curves of arms, and one figure of them. Imports matplotlib only to draw."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from spear_rl.errors import MissingExtraError
 from spear_rl.io.escaping import one_line
 
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#444444")
-"""Okabe and Ito's, told apart by colour-blind readers too; without the yellow that white swallows."""
+"""The colour-blind-safe palette of Okabe and Ito, without the yellow."""
 _DASHES = ("-", "--", ":", "-.")
 _PANELS = {
     "success": ("rollout/success", "share of episodes"),
-    "reward": ("rollout/reward", "mean reward of an episode"),
-    "entropy": ("policy/entropy", "entropy of the policy (nats a token)"),
-    "tool turns": ("rollout/tool_turns", "tool turns an episode"),
-    "replayed": ("replay/trajectories", "episodes replayed a step"),
+    "reward": ("rollout/reward", "mean reward per episode"),
+    "entropy": ("policy/entropy", "entropy of the policy (nats per token)"),
+    "tool turns": ("rollout/tool_turns", "tool turns per episode"),
+    "replayed": ("replay/trajectories", "episodes replayed per step"),
 }
 """Panel -> its metric and what the axis says."""
 
@@ -38,7 +38,7 @@ class Curve:
 
 
 def curve(runs: Sequence[Mapping[int, float]]) -> Curve:
-    """The curve of runs given as step -> value, at the steps that all of those with any have.
+    """The curve of runs given as step -> value, at the steps that all of them have.
 
     Elsewhere the mean would jump when a run drops out, which reads as learning.
     """
@@ -58,7 +58,7 @@ def curves_of(arms: Sequence[Arm]) -> dict[str, dict[str, Curve]]:
 
 
 def draw(path: Path, arms: Sequence[Arm], curves: Mapping[str, Mapping[str, Curve]]) -> None:
-    """Write the picture: a panel a metric, a line an arm, and where every seed ended."""
+    """Write the figure: one panel per metric, one line per arm, and the final success of every seed."""
     try:
         from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -74,7 +74,10 @@ def draw(path: Path, arms: Sequence[Arm], curves: Mapping[str, Mapping[str, Curv
 
 
 def _fill(figure: Any, arms: Sequence[Arm], curves: Mapping[str, Mapping[str, Curve]]) -> None:
-    looks = {arm.label: _look(number) for number, arm in enumerate(arms)}
+    looks: dict[str, dict[str, Any]] = {}
+    for number, arm in enumerate(arms):
+        dash = _DASHES[number // len(_COLORS) % len(_DASHES)]
+        looks[arm.label] = {"color": _COLORS[number % len(_COLORS)], "linestyle": dash}
     panels = figure.subplots(2, 3).flat
     for axes, (name, lines) in zip(panels, curves.items(), strict=False):
         _panel(axes, name, lines, looks)
@@ -82,7 +85,8 @@ def _fill(figure: Any, arms: Sequence[Arm], curves: Mapping[str, Mapping[str, Cu
     _ends(figure.axes[-1], arms, looks)
     envs = sorted({str(arm.runs[0].settings["task.env"]) for arm in arms})
     figure.suptitle(f"Training on {one_line(', '.join(envs))}, {_counted(arms)}", fontsize=15, fontweight="bold")
-    handles = [figure.axes[-1].plot([], [], lw=2.5, label=_wrapped(arm.label), **looks[arm.label])[0] for arm in arms]
+    names = {label: "\n".join(textwrap.wrap(one_line(label), 130)) for label in looks}
+    handles = [figure.axes[-1].plot([], [], lw=2.5, label=names[label], **look)[0] for label, look in looks.items()]
     room = 130 // (8 + max(len(arm.label) for arm in arms))
     figure.legend(
         handles=handles,
@@ -124,7 +128,7 @@ def _eval_points(axes: Any, arms: Sequence[Arm], looks: Mapping[str, dict[str, A
 
 
 def _ends(axes: Any, arms: Sequence[Arm], looks: Mapping[str, dict[str, Any]]) -> None:
-    """Success after: a circle a seed, the mean and its 95 % interval."""
+    """Success after: one circle per seed, the mean and its 95 % interval."""
     for place, arm in enumerate(arms):
         color, after = looks[arm.label]["color"], arm.success_after
         if after is None:
@@ -149,19 +153,8 @@ def _bare(axes: Any) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _look(number: int) -> dict[str, Any]:
-    return {
-        "color": _COLORS[number % len(_COLORS)],
-        "linestyle": _DASHES[number // len(_COLORS) % len(_DASHES)],
-    }
-
-
 def _counted(arms: Sequence[Arm]) -> str:
     counts = sorted({len(arm.seeds) for arm in arms})
     if len(counts) > 1:
-        return f"{counts[0]} to {counts[-1]} seeds an arm"
-    return "1 seed an arm" if counts == [1] else f"{counts[0]} seeds an arm"
-
-
-def _wrapped(label: str) -> str:
-    return "\n".join(textwrap.wrap(one_line(label), 130))
+        return f"{counts[0]} to {counts[-1]} seeds per arm"
+    return "1 seed per arm" if counts == [1] else f"{counts[0]} seeds per arm"
