@@ -1,4 +1,4 @@
-"""The typed configuration: its fields are its documentation. Only what makes parts of it, and the verbs, read it."""
+"""The typed configuration. The string under a field is its documentation."""
 
 from __future__ import annotations
 
@@ -8,17 +8,8 @@ from importlib import resources
 from typing import Annotated, Any, Literal
 
 from spear_rl.errors import ConfigError
-from spear_rl.settings.fields import (
-    check_fields,
-    documentation,
-    flat,
-    override,
-    sections,
-    table_in,
-    to_toml,
-    update,
-    value_of,
-)  # fmt: skip
+from spear_rl.settings import fields
+from spear_rl.settings.fields import documentation, flat, override, sections, to_toml, update, value_of
 from spear_rl.settings.names import ALGORITHM_NAMES, BASES, split_name
 from spear_rl.settings.ranges import FilePath, Length, Range, nearest
 from spear_rl.train.trackers import check_names
@@ -345,14 +336,14 @@ def merged(source: str | None, overrides: Sequence[str] = (), *, block: Mapping[
     """The same as `load`, neither checked nor resolved."""
     config = Config()
     if source:
-        update(config, table_in(source, presets()))
+        update(config, fields.table_in(source, presets()))
     update(config, block or {})
     override(config, overrides)
     return config
 
 
 def resolved(config: Config) -> Config:
-    """The same settings, checked, with every 'depends on another' default filled in: a saved config says it all."""
+    """The config, checked, with the defaults that depend on other settings filled in."""
     check(config)
     algorithm, rollout = config.algorithm, config.rollout
     algorithm.bonus.steps = algorithm.bonus.steps or config.run.steps
@@ -363,26 +354,24 @@ def resolved(config: Config) -> Config:
 
 
 def check(config: Config) -> None:
-    """Refuse what cannot work, naming the field and what to do: each field alone, then those that must agree."""
-    check_fields(config)
+    """Check each field alone, then combinations; an error names the field and what to do."""
+    fields.check_fields(config)
     rollout, evaluation, algorithm = config.rollout, config.eval, config.algorithm
-    low, high = algorithm.covariance.low, algorithm.covariance.high
-    played = rollout.num_tasks * rollout.group_size
-    rules = {
-        f"rollout.num_tasks times rollout.group_size must be at most 65,536 episodes (it is {played:,})": (
-            played <= 65_536
-        ),
-        f"eval.temperature must be 0 for the likeliest token, or 0.001 or more (it is {evaluation.temperature})": (
-            not 0 < evaluation.temperature < 0.001
-        ),
-        f"eval.every={evaluation.every} with eval.tasks=0 evaluates nothing: set eval.every=0, or eval.tasks above 0": (
-            evaluation.tasks > 0 or not evaluation.every
-        ),
-        f"algorithm.covariance.low must be below algorithm.covariance.high (they are {low} and {high})": low < high,
-    }
-    for sentence, holds in rules.items():
-        if not holds:
-            raise ConfigError(sentence)
+    low, high, greedy = algorithm.covariance.low, algorithm.covariance.high, evaluation.temperature
+    played, every = rollout.num_tasks * rollout.group_size, evaluation.every
+    if played > 65_536:
+        raise ConfigError(
+            f"rollout.num_tasks times rollout.group_size must be at most 65,536 episodes (it is {played:,})"
+        )
+    if 0 < greedy < 0.001:
+        raise ConfigError(f"eval.temperature must be 0 for the likeliest token, or 0.001 or more (it is {greedy})")
+    if every and not evaluation.tasks:
+        advice = "set eval.every=0, or eval.tasks above 0"
+        raise ConfigError(f"eval.every={every} with eval.tasks=0 evaluates nothing: {advice}")
+    if low >= high:
+        raise ConfigError(
+            f"algorithm.covariance.low must be below algorithm.covariance.high (they are {low} and {high})"
+        )
     check_names(config.run.trackers)
     _, base = split_name(algorithm.name)
     if base not in BASES and ":" not in base:
@@ -394,7 +383,5 @@ def check(config: Config) -> None:
 def presets() -> dict[str, str]:
     """Name -> TOML text of every preset that comes with the package."""
     folder = resources.files("spear_rl.app") / "presets"
-    found = sorted(
-        (p.name.removesuffix(".toml"), p.read_text("utf-8")) for p in folder.iterdir() if p.name.endswith(".toml")
-    )
-    return dict(found)
+    files = sorted((path for path in folder.iterdir() if path.name.endswith(".toml")), key=lambda path: path.name)
+    return {path.name.removesuffix(".toml"): path.read_text("utf-8") for path in files}

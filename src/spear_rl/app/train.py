@@ -84,12 +84,11 @@ def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, 
                 callbacks=[trackers, *callbacks],
                 settings=settings,
             )
+            # A resume that fails leaves the folder as it was, so it is opened only after the state is restored.
             if start.checkpoint is None:
                 _open(config, settings, start, trackers, callbacks)
-                _begin(config, trainer, player, panel, callbacks)
-            else:
-                _restore(config, trainer, start.checkpoint)
-                # Only now: a resume that fails leaves the folder as it was.
+            _prepare(config, trainer, player, panel, callbacks, start.checkpoint)
+            if start.checkpoint is not None:
                 _open(config, settings, start, trackers, callbacks)
             trainer.run(config.run.steps)
         summary = _summary(config, trainer.step, trainer.before, trainer.latest, trainer.seconds)
@@ -97,30 +96,28 @@ def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, 
     return summary
 
 
-def _begin(
-    config: Config, trainer: Trainer, player: Player, panel: Sequence[Task], callbacks: Sequence[Callback]
+def _prepare(
+    config: Config,
+    trainer: Trainer,
+    player: Player,
+    panel: Sequence[Task],
+    callbacks: Sequence[Callback],
+    checkpoint: Path | None,
 ) -> None:
-    """Bring a new policy to where RL starts."""
-    engine = trainer.engine
-    if config.sft.episodes:
+    """Bring the trainer to the start of RL or to its checkpoint, whose weights were loaded with the engine."""
+    engine, reference = trainer.engine, trainer.run_dir / "reference"
+    if checkpoint is None and config.sft.episodes:
         with timed("time/sft", trainer.seconds):
             cold_start_from(config, engine, player, panel, callbacks)
     engine.reset_optimizer(config.optim.learning_rate)
     if getattr(trainer.algorithm.loss, "kl", 0.0):
-        folder = trainer.run_dir / "reference"
-        write_folder(folder, engine.save, {"step": 0})
-        engine.set_reference(policy_in_folder(config, folder))
-
-
-def _restore(config: Config, trainer: Trainer, checkpoint: Path) -> None:
-    """Bring a run to the state of its checkpoint; the weights were loaded with the engine."""
-    trainer.engine.reset_optimizer(config.optim.learning_rate)
-    if getattr(trainer.algorithm.loss, "kl", 0.0):
-        folder = trainer.run_dir / "reference"
-        if (folder / MANIFEST).exists():  # earlier versions wrote none
-            checked_manifest(folder)
-        trainer.engine.set_reference(policy_in_folder(config, folder))
-    trainer.restore(checkpoint)
+        if checkpoint is None:
+            write_folder(reference, engine.save, {"step": 0})
+        elif (reference / MANIFEST).exists():  # earlier versions wrote none
+            checked_manifest(reference)
+        engine.set_reference(policy_in_folder(config, reference))
+    if checkpoint is not None:
+        trainer.restore(checkpoint)
 
 
 def sft_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
@@ -220,7 +217,6 @@ def _learning_rate(config: Config) -> Any:
 
 
 def _collected(config: Config, engine: HFEngine, player: Player, order: TaskOrder, step: int) -> list[Group]:
-    """A step's episodes, as the trainer should learn from them."""
     groups = player.groups(order(step), engine, group_size=config.rollout.group_size, step=step)
     return corrected(groups, engine, cap=config.engine.importance_cap) if config.engine.importance_cap else groups
 
@@ -228,6 +224,8 @@ def _collected(config: Config, engine: HFEngine, player: Player, order: TaskOrde
 def _summary(
     config: Config, steps: int, before: Evaluation | None, after: Evaluation | None, seconds: Metrics
 ) -> dict[str, Any]:
+    device = chosen_device(config.engine.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {
         "algorithm": config.algorithm.name,
         "env": config.task.env,
@@ -237,11 +235,5 @@ def _summary(
         "success_after": after.rate if after else None,
         "seconds": {name.removeprefix("time/"): round(value, 2) for name, value in seconds.items()},
         "versions": versions(*PACKAGES),
-        "hardware": _hardware(config),
+        "hardware": {"machine": platform.machine(), "threads": torch.get_num_threads(), "device": name},
     }
-
-
-def _hardware(config: Config) -> dict[str, Any]:
-    device = chosen_device(config.engine.device)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return {"machine": platform.machine(), "threads": torch.get_num_threads(), "device": name}

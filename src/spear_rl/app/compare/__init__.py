@@ -49,7 +49,16 @@ class Comparison:
     @property
     def cells(self) -> list[list[str]]:
         """One row per arm, one text per column."""
-        return [_cells(arm) for arm in self.arms]
+        rows = []
+        for arm in self.arms:
+            before, after, numbers = arm.success_before, arm.success_after, arm.as_dict()
+            wilson = " Wilson" if after and after.method.startswith("Wilson") else ""
+            row = [arm.label, str(len(arm.seeds)), "-" if before is None else f"{before:.1%}"]
+            row.append(f"{after.value:.1%} ({after.low:.1%} to {after.high:.1%}{wilson})" if after else "-")
+            for key, form in _NUMBERS.values():
+                row.append("-" if numbers[key] is None else format(numbers[key], form))
+            rows.append(row)
+        return rows
 
     @property
     def notes(self) -> list[str]:
@@ -95,18 +104,6 @@ class Comparison:
             "warnings": self.warnings,
             "curves": {n: {label: asdict(c) for label, c in lines.items()} for n, lines in self.curves.items()},
         }
-
-
-def _cells(arm: Arm) -> list[str]:
-    before, after, numbers = arm.success_before, arm.success_after, arm.as_dict()
-    wilson = " Wilson" if after and after.method.startswith("Wilson") else ""
-    return [
-        arm.label,
-        str(len(arm.seeds)),
-        "-" if before is None else f"{before:.1%}",
-        f"{after.value:.1%} ({after.low:.1%} to {after.high:.1%}{wilson})" if after else "-",
-        *("-" if numbers[key] is None else format(numbers[key], form) for key, form in _NUMBERS.values()),
-    ]
 
 
 def comparison_of(runs: Sequence[RunRecord], out: Path) -> Comparison:

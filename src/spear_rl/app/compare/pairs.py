@@ -31,7 +31,15 @@ class Pair:
 
     @property
     def text(self) -> str:
-        said = f"{self.arm} minus {self.base}: {self._over_seeds()}"
+        if not self.seeds:
+            over_seeds = "no seed with a success after in both, so nothing can be paired."
+        elif self.difference is None:
+            over_seeds = "1 seed in common, too few to say anything about the algorithms."
+        else:
+            points, count = _points(self.difference), len(self.seeds)
+            shown = _conclusion(self.difference)
+            over_seeds = f"success after {points} over {count} seeds in common (95 % t-interval): {shown}."
+        said = f"{self.arm} minus {self.base}: {over_seeds}"
         if self.per_task is None or self.sign_test_p is None:
             return said
         return (
@@ -39,14 +47,6 @@ class Pair:
             f"{self.better} better, {self.worse} worse, sign test p = {self.sign_test_p:.2g}; "
             "this speaks of these trained policies, not of training again."
         )
-
-    def _over_seeds(self) -> str:
-        if not self.seeds:
-            return "no seed with a success after in both, so nothing can be paired."
-        if self.difference is None:
-            return "1 seed in common, too few to say anything about the algorithms."
-        points, conclusion = _points(self.difference), _conclusion(self.difference)
-        return f"success after {points} over {len(self.seeds)} seeds in common (95 % t-interval): {conclusion}."
 
 
 def pairs_of(arms: Sequence[Arm]) -> list[Pair]:

@@ -84,7 +84,10 @@ def _fill(figure: Any, arms: Sequence[Arm], curves: Mapping[str, Mapping[str, Cu
     _eval_points(figure.axes[0], arms, looks)
     _ends(figure.axes[-1], arms, looks)
     envs = sorted({str(arm.runs[0].settings["task.env"]) for arm in arms})
-    figure.suptitle(f"Training on {one_line(', '.join(envs))}, {_counted(arms)}", fontsize=15, fontweight="bold")
+    counts = sorted({len(arm.seeds) for arm in arms})
+    seeds = f"{counts[0]} to {counts[-1]} seeds" if len(counts) > 1 else f"{counts[0]} seed{'s' * (counts[0] > 1)}"
+    title = f"Training on {one_line(', '.join(envs))}, {seeds} per arm"
+    figure.suptitle(title, fontsize=15, fontweight="bold")
     names = {label: "\n".join(textwrap.wrap(one_line(label), 130)) for label in looks}
     handles = [figure.axes[-1].plot([], [], lw=2.5, label=names[label], **look)[0] for label, look in looks.items()]
     room = 130 // (8 + max(len(arm.label) for arm in arms))
@@ -151,10 +154,3 @@ def _ends(axes: Any, arms: Sequence[Arm], looks: Mapping[str, dict[str, Any]]) -
 def _bare(axes: Any) -> None:
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _counted(arms: Sequence[Arm]) -> str:
-    counts = sorted({len(arm.seeds) for arm in arms})
-    if len(counts) > 1:
-        return f"{counts[0]} to {counts[-1]} seeds per arm"
-    return "1 seed per arm" if counts == [1] else f"{counts[0]} seeds per arm"
