@@ -57,10 +57,9 @@ def run_overview(run_dir: Path, *, num_episodes: int = 1) -> str:
 
 
 def _lines(run_dir: Path, num_episodes: int) -> list[str]:
-    lines, summary = [f"run {run_dir}"], run_dir / "summary.json"
-    has_ended = summary.is_file()
-    text = summary.read_text("utf-8", errors="replace") if has_ended else "unfinished: no summary.json yet"
-    lines += text.splitlines()
+    lines, path = [f"run {run_dir}"], run_dir / "summary.json"
+    summary = path.read_text("utf-8", errors="replace") if path.is_file() else "unfinished: no summary.json yet"
+    lines += summary.splitlines()
     rows = read_rows(run_dir / "metrics.jsonl")
     lines += rows.sentences("metrics.jsonl")
     if rows.by_step:

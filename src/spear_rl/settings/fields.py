@@ -88,13 +88,14 @@ def to_toml(config: Any, *, comments: bool = False) -> str:
     lines: list[str] = []
     for path, section in sections(config):
         lines += ["", f"[{path}]"]
-        for name, text in documentation(type(section)).items():
+        kind: type = type(section)
+        for name, text in documentation(kind).items():
             value = getattr(section, name)
             if is_dataclass(value):
                 continue
             if comments:
                 meaning, *per_choice = text.splitlines()
-                limits = described(_hints(type(section))[name])
+                limits = described(_hints(kind)[name])
                 lines.append(f"# {meaning}" + (f" ({limits})" if limits else ""))
                 lines += [f"#   {line}" for line in per_choice]
             lines.append(f"# {name} =" if value is None else f"{name} = {_toml(value)}")
@@ -188,7 +189,7 @@ def _hint_at(config: Any, path: list[str]) -> Any:
     """The annotation of the field at a path; None if there is no such field."""
     hint: Any = type(config)
     for name in path:
-        hint = _hints(hint).get(name) if is_dataclass(hint) else None
+        hint = _hints(typing.cast(type, hint)).get(name) if is_dataclass(hint) else None
     return None if is_dataclass(hint) else hint
 
 
