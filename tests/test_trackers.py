@@ -128,8 +128,9 @@ def test_the_names_of_the_package_are_there_without_torch():
 
 def test_a_run_without_jsonl_is_refused_before_anything_is_written(tmp_path):
     for setting in ('["tensorboard"]', '["jsonl", "jsonl"]', '["jsonl", "wandbb"]', "[]"):
-        with pytest.raises(ConfigError, match=r"run\.trackers"):
-            config_of(tmp_path / "run", f"run.trackers={setting}")
+        for call in (train_from, sft_from):
+            with pytest.raises(ConfigError, match=r"run\.trackers"):
+                call(config_of(tmp_path / "run", f"run.trackers={setting}"))
     config = config_of(tmp_path / "run")
     config.run.trackers = ["tensorboard"]
     with pytest.raises(ConfigError, match="resume, show and compare read"):

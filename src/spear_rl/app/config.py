@@ -12,7 +12,6 @@ from spear_rl.settings import fields
 from spear_rl.settings.fields import documentation, flat, override, sections, to_toml, update, value_of
 from spear_rl.settings.names import ALGORITHM_NAMES, BASES, split_name
 from spear_rl.settings.ranges import FilePath, Length, Range, nearest
-from spear_rl.train.trackers import check_names
 
 Steps = Range(0, 10_000_000, unit="steps")
 Seed = Range(0, 2**31 - 1)
@@ -44,7 +43,7 @@ class Run:
     """Steps between checkpoints; the two newest are kept, and the best of those that were evaluated."""
     trajectories_every: Annotated[int, Steps] = 10
     """Steps between dumps of whole episodes into trajectories/; 0 is never."""
-    trackers: Annotated[list[Name], Length(1, 16, "entries")] = field(default_factory=lambda: ["jsonl", "tensorboard"])
+    trackers: Words = field(default_factory=lambda: ["jsonl", "tensorboard"])
     """Where metrics go: jsonl (required), tensorboard, wandb, trackio, mlflow, or your own: package.module:function."""
     threads: Annotated[int, Range(0, 1024)] = 0
     """CPU threads for torch; 0 lets torch decide."""
@@ -372,7 +371,6 @@ def check(config: Config) -> None:
         raise ConfigError(
             f"algorithm.covariance.low must be below algorithm.covariance.high (they are {low} and {high})"
         )
-    check_names(config.run.trackers)
     _, base = split_name(algorithm.name)
     if base not in BASES and ":" not in base:
         known = f"it is one of: {', '.join(ALGORITHM_NAMES)}; or your own: package.module:function"

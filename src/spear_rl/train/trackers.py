@@ -134,7 +134,10 @@ class Trackers:
     """
 
     def __init__(self, names: Sequence[str], others: Sequence[Callback] = ()) -> None:
-        check_names(names)
+        if "jsonl" not in names:
+            raise ConfigError("run.trackers must have jsonl: resume, show and compare read the files that it writes")
+        if len(set(names)) < len(names):
+            raise ConfigError("run.trackers names a tracker twice: leave one out")
         self._factories = {name: _factory(name) for name in sorted(names, key=lambda name: name != "jsonl")}
         self._others = others
         self._started: dict[str, Callback] = {}
@@ -182,19 +185,10 @@ class Trackers:
                 logging.getLogger(__name__).warning(text)
 
 
-def check_names(names: Sequence[str]) -> None:
-    """Refuse an unknown name, one given twice, and a list without jsonl."""
-    for name in names:
-        if name not in TRACKERS and ":" not in name:
-            known = f"it is one of: {', '.join(TRACKERS)}; or your own: package.module:function"
-            raise ConfigError(f"run.trackers cannot have {name!r}{nearest(name, TRACKERS)}; {known}")
-    if len(set(names)) < len(names):
-        raise ConfigError("run.trackers names a tracker twice: leave one out")
-    if "jsonl" not in names:
-        raise ConfigError("run.trackers must have jsonl: resume, show and compare read the files that it writes")
-
-
 def _factory(name: str) -> TrackerFactory:
+    if name not in TRACKERS and ":" not in name:
+        known = f"it is one of: {', '.join(TRACKERS)}; or your own: package.module:function"
+        raise ConfigError(f"run.trackers cannot have {name!r}{nearest(name, TRACKERS)}; {known}")
     try:
         if name not in TRACKERS:
             found: TrackerFactory = loaded(name, kind="tracker", example="my_tracker:start")
@@ -203,8 +197,9 @@ def _factory(name: str) -> TrackerFactory:
             importlib.import_module(name)
     except ConfigError as error:
         raise ConfigError(f"run.trackers: {error}") from error
-    except ImportError as error:
-        raise MissingExtraError(f"run.trackers: {name} needs its package: pip install {name} ({error})") from error
+    except Exception as error:  # a package can also fail in its own code
+        fault = f"{name} cannot be imported: pip install {name}, or leave it out ({in_words(error)})"
+        raise MissingExtraError(f"run.trackers: {fault}") from error
     return TRACKERS[name]
 
 
