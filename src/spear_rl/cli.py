@@ -1,7 +1,5 @@
 """The command line. An error that the user can fix is one sentence and exit code 2."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import json

@@ -1,12 +1,10 @@
 """From a configuration to the parts of a rollout: tasks, environments, sampling. Never imports torch."""
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from spear_rl.app.config import Config
 from spear_rl.envs import ENVIRONMENTS
@@ -64,10 +62,8 @@ def _tasks_fn(config: Config) -> TasksFn:
     """
     name, python = config.task.env, config.task.python
     if name not in ENVIRONMENTS and ":" not in name:
-        raise ConfigError(
-            f"task.env: there is no environment {name!r}; there are: {', '.join(ENVIRONMENTS)}, "
-            "or your own as package.module:function"
-        )
+        choices = f"{', '.join(ENVIRONMENTS)}, or your own as package.module:function"
+        raise ConfigError(f"task.env: there is no environment {name!r}; there are: {choices}")
     if python:
         ours = ENVIRONMENTS.get(name)
         return partial(tasks_elsewhere, python=python, name=f"{ours.__module__}:tasks" if ours else name)
@@ -159,7 +155,7 @@ class Player:
         self._envs: EnvRunner = self._runner
         self._layout = partial(LAYOUTS[config.rollout.layout], detail=config.rollout.detail)
 
-    def __enter__(self) -> Player:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,7 +1,5 @@
 """From a configuration to the algorithm and the engine."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path

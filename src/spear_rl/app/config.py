@@ -1,7 +1,5 @@
 """The typed configuration. The string under a field is its documentation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -359,18 +357,16 @@ def check(config: Config) -> None:
     low, high, greedy = algorithm.covariance.low, algorithm.covariance.high, evaluation.temperature
     played, every = rollout.num_tasks * rollout.group_size, evaluation.every
     if played > 65_536:
-        raise ConfigError(
-            f"rollout.num_tasks times rollout.group_size must be at most 65,536 episodes (it is {played:,})"
-        )
+        product = "rollout.num_tasks times rollout.group_size"
+        raise ConfigError(f"{product} must be at most 65,536 episodes (it is {played:,})")
     if 0 < greedy < 0.001:
         raise ConfigError(f"eval.temperature must be 0 for the likeliest token, or 0.001 or more (it is {greedy})")
     if every and not evaluation.tasks:
         advice = "set eval.every=0, or eval.tasks above 0"
         raise ConfigError(f"eval.every={every} with eval.tasks=0 evaluates nothing: {advice}")
     if low >= high:
-        raise ConfigError(
-            f"algorithm.covariance.low must be below algorithm.covariance.high (they are {low} and {high})"
-        )
+        rule = "algorithm.covariance.low must be below algorithm.covariance.high"
+        raise ConfigError(f"{rule} (they are {low} and {high})")
     _, base = split_name(algorithm.name)
     if base not in BASES and ":" not in base:
         known = f"it is one of: {', '.join(ALGORITHM_NAMES)}; or your own: package.module:function"

@@ -1,9 +1,7 @@
 """What the command line prints of a run and of an evaluation while they go on, and the report at the end."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -51,7 +49,7 @@ class LiveConsole:
         self._mean: dict[str, float] = {}
         self._live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
 
-    def __enter__(self) -> LiveConsole:
+    def __enter__(self) -> Self:
         if self._live:
             self._live.start()
         return self
@@ -109,7 +107,7 @@ class EvalProgress:
         self._progress = Progress(*_columns(), console=console, transient=True, disable=not console.is_terminal)
         self._bar = self._progress.add_task("getting ready", total=None)
 
-    def __enter__(self) -> EvalProgress:
+    def __enter__(self) -> Self:
         self._progress.start()
         return self
 

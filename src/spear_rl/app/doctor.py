@@ -1,7 +1,5 @@
 """`spear doctor`: the machine, what a configuration uses of it, and whether it fits into memory."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

@@ -1,7 +1,5 @@
 """The verb `eval`: any policy on a panel of tasks. Torch is imported only for a local model."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """run.json: the versions and git state of every start of a run, and its ids in trackers. Never imports torch."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """The settings of a run, stored in its folder and in every checkpoint, and which of them a resume may change."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import tomllib
@@ -11,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from spear_rl.app.config import Config, flat, load, merged, override, resolved, to_toml, update
+from spear_rl.app.config import Config, flat, merged, override, resolved, to_toml, update
 from spear_rl.errors import CheckpointError, ConfigError
 from spear_rl.io.files import is_leftover
 from spear_rl.io.lock import LOCK, locked
@@ -55,10 +53,10 @@ def opened(source: str | None, overrides: Sequence[str], *, verb: Verb) -> Itera
 
     A resumed run continues with its stored settings. Overrides change them, a preset does not.
     """
-    asked = merged(source, overrides)
+    asked, notes = merged(source, overrides), []
     run_dir = Path(asked.run.dir)
     if not asked.run.resume:
-        yield load(source, overrides), []
+        yield resolved(asked), []
         return
     _check_there(run_dir)
     with locked(run_dir):
@@ -66,7 +64,6 @@ def opened(source: str | None, overrides: Sequence[str], *, verb: Verb) -> Itera
         override(config, overrides)
         config.run.dir, config.run.resume = asked.run.dir, True
         config = resolved(config)
-        notes = []
         if source and (differing := ", ".join(key for key, _, _ in differences(config, resolved(asked)))):
             kept = f"the run's own settings are kept; {source} differs in {differing}"
             notes.append(f"{kept}: give what should change as section.key=value")
@@ -142,20 +139,17 @@ def start_of(config: Config, *, verb: Verb) -> Start:
     run_dir = Path(config.run.dir)
     if not config.run.resume:
         if os.path.isdir(run_dir) and any(name != LOCK and not is_leftover(name) for name in os.listdir(run_dir)):
-            raise ConfigError(
-                f"run.dir: {run_dir} is not empty; set run.resume=true to go on, or choose another folder"
-            )
+            advice = "set run.resume=true to go on, or choose another folder"
+            raise ConfigError(f"run.dir: {run_dir} is not empty; {advice}")
         return Start()
     _check_there(run_dir)
     own = stored(run_dir, verb)
     if verb == "sft" and (run_dir / "model").exists():
         raise ConfigError(f"run.resume: the cold start in {run_dir} is finished: engine.model={run_dir / 'model'}")
-    metrics = run_dir / "metrics.jsonl"
-    checkpoint, step = own.start.checkpoint, own.start.step
+    metrics, checkpoint, step = run_dir / "metrics.jsonl", own.start.checkpoint, own.start.step
     if checkpoint is None and metrics.exists() and metrics.stat().st_size:
-        raise CheckpointError(
-            f"run.resume: {run_dir} has logged steps but its checkpoints/ is gone; start anew elsewhere"
-        )
+        fault = "has logged steps but its checkpoints/ is gone; start anew elsewhere"
+        raise CheckpointError(f"run.resume: {run_dir} {fault}")
     changed = differences(own.saved, config)
     _check_changes(changed, config, has_begun=checkpoint is not None)
     if step > config.run.steps:

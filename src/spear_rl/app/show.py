@@ -1,7 +1,5 @@
 """`spear show`: an algorithm field by field; the latest metrics and episodes of a run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass

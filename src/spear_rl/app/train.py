@@ -1,7 +1,5 @@
 """The verbs that train: a whole run, or a cold start alone; and the files they write."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

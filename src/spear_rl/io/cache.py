@@ -1,7 +1,5 @@
 """A cache on disk for small JSON values. Damaged entries count as absent; a cache that cannot be written is skipped."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

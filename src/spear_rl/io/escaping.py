@@ -4,8 +4,6 @@ Episodes, tool output, task texts, file names and servers' answers are untrusted
 is displayed goes through here. Standard library only.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from functools import lru_cache

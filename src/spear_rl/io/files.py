@@ -1,7 +1,5 @@
 """Files that survive a kill, a power cut and a full disk: written atomically."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """HTTP client for untrusted servers: bounded time and size, no redirects. Standard library only."""
 
-from __future__ import annotations
-
 import io
 import socket
 import time

@@ -1,7 +1,5 @@
 """metrics.jsonl and eval.jsonl: one JSON object with a step per line; unreadable lines are reported."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -14,7 +12,7 @@ from spear_rl.io.files import flush, write_whole, writing
 
 @dataclass
 class Rows:
-    """A file of rows read back."""
+    """What was read from a file of rows."""
 
     by_step: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Step -> row, in order of steps; of several rows of one step the last."""
@@ -24,8 +22,6 @@ class Rows:
     """Number of a line -> what is wrong with it."""
     damaged: list[bytes] = field(default_factory=list)
     """The lines at fault, as they are."""
-    is_cut: bool = False
-    """The last line is incomplete, as after a kill; not among the faults."""
 
     def sentences(self, name: str) -> list[str]:
         return [f"{name}, line {number} {fault}" for number, fault in self.faults.items()]
@@ -34,8 +30,7 @@ class Rows:
 def read_rows(path: Path) -> Rows:
     """All rows of a file that can be read; none if there is no file."""
     found = Rows()
-    content = path.read_bytes() if path.is_file() else b""
-    *whole, last = content.split(b"\n")
+    *whole, last = (path.read_bytes() if path.is_file() else b"").split(b"\n")
     for number, line in enumerate([*whole, last], start=1):
         if not line.strip():
             continue
@@ -44,11 +39,9 @@ def read_rows(path: Path) -> Rows:
             if not isinstance(row, dict) or type(row.get("step")) is not int:
                 raise ValueError("is no JSON object with a step")
         except (ValueError, RecursionError) as error:
-            if number > len(whole):
-                found.is_cut = True
-                continue
-            found.damaged.append(line)
-            found.faults[number] = _fault(error)
+            if number <= len(whole):  # an incomplete last line, as after a kill, is no fault
+                found.damaged.append(line)
+                found.faults[number] = _fault(error)
             continue
         if row["step"] in found.by_step:
             found.faults[found.lines[row["step"]]] = f"is a second row of step {row['step']}"

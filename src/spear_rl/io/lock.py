@@ -1,7 +1,5 @@
 """One process per run folder: a lock that the kernel releases when its holder dies."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

@@ -1,7 +1,5 @@
 """The console, the log and stderr of the command line, all of which escape untrusted text."""
 
-from __future__ import annotations
-
 import io
 import logging
 import sys

@@ -4,8 +4,6 @@ A field's annotation says what it may be (see `ranges`), the string under it wha
 `choice: meaning` for each choice of a Literal.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import inspect
@@ -43,9 +41,8 @@ def update(section: Any, table: Mapping[str, Any], path: str = "", *, root: Any 
         current = getattr(section, name)
         if is_dataclass(current):
             if not isinstance(value, Mapping):
-                raise ConfigError(
-                    f"{key} is a section: write {key}.<key>=value, with one of {', '.join(_hints(type(current)))}"
-                )
+                keys = ", ".join(_hints(type(current)))
+                raise ConfigError(f"{key} is a section: write {key}.<key>=value, with one of {keys}")
             update(current, value, key, root=root or section)
         elif isinstance(current, dict):
             current.update(_plain(value, key))
@@ -171,10 +168,8 @@ def table_in(source: str, known: Mapping[str, str]) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{source}: not valid TOML: it is no UTF-8 text") from error
     except (OSError, ValueError) as error:  # a ValueError for a name that no file can have
-        near = nearest(source, known)
-        raise ConfigError(
-            f"{shown(source)} is neither a preset nor a file{near}; presets: {', '.join(known)}"
-        ) from error
+        advice = f"{nearest(source, known)}; presets: {', '.join(known)}"
+        raise ConfigError(f"{shown(source)} is neither a preset nor a file{advice}") from error
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also for numbers of thousands of digits

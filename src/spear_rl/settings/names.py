@@ -1,7 +1,5 @@
 """Names of algorithms, and loading of `package.module:function`. Never imports torch."""
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib import import_module

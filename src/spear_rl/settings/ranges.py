@@ -7,8 +7,6 @@
 `checked` checks a value against its annotation, `described` puts the limits into words.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 import inspect
@@ -125,9 +123,8 @@ def checked(value: Any, hint: Any, key: str, helps: Callable[[], dict[str, str]]
         if not isinstance(value, str) or value not in arguments:
             known = helps() or dict.fromkeys(arguments, "")
             names = ", ".join(f"{name} ({text})" if text else name for name, text in known.items())
-            raise ConfigError(
-                f"{key} cannot be {shown(value)}{nearest(shown(value), arguments)}; it is one of: {names}"
-            )
+            near = nearest(shown(value), arguments)
+            raise ConfigError(f"{key} cannot be {shown(value)}{near}; it is one of: {names}")
     elif origin in (list, Sequence):
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise ConfigError(f'{key} takes a list, e.g. {key}=["a"]; got {shown(value)}')

@@ -1,7 +1,5 @@
 """Callbacks: functions of one event. None of them can change the training."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -4,8 +4,6 @@ A tracker is a callback. Its factory is called once, when a run starts or resume
 given as `package.module:function`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import logging

@@ -1,13 +1,11 @@
 """Runs side by side: arms over seeds, paired differences, curves. Reads run folders; never imports torch."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spear_rl.app.compare.arms import Arm, arms_of, warnings_of
 from spear_rl.app.compare.estimates import Estimate, over_seeds, over_tasks, sign_test, t_quantile
@@ -16,9 +14,6 @@ from spear_rl.app.compare.plots import Curve, curve, curves_of, draw
 from spear_rl.app.compare.runs import WINDOW, RunRecord, load_run
 from spear_rl.errors import UserError
 from spear_rl.io.escaping import markdown, one_line
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 __all__ = [
     "WINDOW", "Arm", "Comparison", "Curve", "Estimate", "Pair", "RunRecord", "arms_of", "compare", "comparison_of",
@@ -75,7 +70,7 @@ class Comparison:
         """Panel -> arm's label -> its curve, where it has one."""
         return curves_of(self.arms)
 
-    def __rich__(self) -> RenderableType:
+    def __rich__(self) -> Any:
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text

@@ -1,7 +1,5 @@
 """Arms: runs that differ in the seed alone; and the differences that make two arms incomparable."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """Means and differences with 95 % intervals, and a sign test."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Differences between arms, paired by seed and by task, and what they show."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations

@@ -1,7 +1,5 @@
 """Curves of arms, and one figure of them. Imports matplotlib only to draw."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A run folder, read and checked: the files that `spear train` writes."""
 
-from __future__ import annotations
-
 import json
 import sys
 import tomllib
