@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import time
@@ -281,6 +282,19 @@ def test_jsonl_alone_may_stop_a_run(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(DiskError, match=r"metrics\.jsonl cannot be written"):
         trackers(Event("step", 1, metrics={"x": 1.0}))
+
+
+def test_the_examples_in_the_documentation_run(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parent.parent / "docs" / "runs.md").read_text("utf-8")
+    start, tracker = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "documented_tracker.py").write_text(tracker)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    changed = start.replace("summary =", 'config.run.trackers.append("documented_tracker:my_tracker")\nsummary =')
+    exec(changed, names := {})
+    assert names["summary"]["steps"] == 2
+    assert "mine with seed 0 at commit" in capsys.readouterr().out
+    assert (tmp_path / "runs" / "mine" / "metrics.jsonl").is_file()
 
 
 # --- the record
