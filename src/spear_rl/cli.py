@@ -116,7 +116,7 @@ def evaluate(
 
     Example: spear eval expert --env alfworld --split valid_seen --set rollout.max_turns=50
     """
-    from spear_rl.app.console import EvalProgress, print_report
+    from spear_rl.app.console import eval_progress, print_report
     from spear_rl.app.evaluate import EvalOptions, evaluate_from
 
     options = EvalOptions(split, tasks, episodes, samples, model, api_key_env, parallel, timeout)
@@ -124,7 +124,7 @@ def evaluate(
     overrides = [*(set_ or []), *(f"{key}={value}" for key, value in given.items() if value is not None)]
     if out:
         check_writable(out, "--out")
-    with EvalProgress(console) as progress:
+    with eval_progress(console) as progress:
         report = evaluate_from(policy, overrides, options, source=config, notice=progress)
     print_report(report, console)
     if out:

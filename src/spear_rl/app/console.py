@@ -1,19 +1,12 @@
 """What the command line prints of a run and of an evaluation while they go on, and the report at the end."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from spear_rl.app.evaluate import Report
@@ -21,28 +14,24 @@ from spear_rl.rollout.workers.progress import Tally
 from spear_rl.train.callbacks import Event
 
 _SHOWN = {
-    "success": "rollout/success",
-    "reward": "rollout/reward",
-    "tool turns": "rollout/tool_turns",
-    "invalid": "rollout/invalid_turns",
-    "entropy": "policy/entropy",
-    "grad norm": "policy/grad_norm",
-    "replayed": "replay/trajectories",
-    "baseline": "replay/baseline",
-    "seconds": "time/step",
-}
-_SMOOTHED = 0.8
+    "success": "rollout/success", "reward": "rollout/reward", "tool turns": "rollout/tool_turns",
+    "invalid": "rollout/invalid_turns", "entropy": "policy/entropy", "grad norm": "policy/grad_norm",
+    "replayed": "replay/trajectories", "baseline": "replay/baseline", "seconds": "time/step",
+}  # fmt: skip
+_SMOOTHING = 0.8
+_LINE_EVERY = 5
+"""Steps between lines where there is no terminal."""
 
 
-def _columns() -> tuple[ProgressColumn, ...]:
+def _columns() -> tuple[Any, ...]:
     return TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
 
 
 class LiveConsole:
     """A callback and context manager: redraws in a terminal, prints every few steps elsewhere."""
 
-    def __init__(self, console: Console, *, line_every: int = 5) -> None:
-        self._console, self._line_every = console, line_every
+    def __init__(self, console: Console) -> None:
+        self._console = console
         self._progress = Progress(*_columns(), TimeRemainingColumn(), console=console)
         self._bars: dict[str, Any] = {}
         self._latest: dict[str, float] = {}
@@ -63,11 +52,8 @@ class LiveConsole:
         if event.kind == "note":
             self._console.print(event.text, soft_wrap=True)
         elif event.kind == "eval":
-            self._console.print(
-                f"held-out success {metrics['success']:.1%} "
-                f"({metrics['low']:.1%} to {metrics['high']:.1%}) at step {event.step}",
-                style="bold",
-            )
+            rate = f"{metrics['success']:.1%} ({metrics['low']:.1%} to {metrics['high']:.1%})"
+            self._console.print(f"held-out success {rate} at step {event.step}", style="bold")
         elif event.kind == "sft":
             self._advance("cold start", event.step, event.total)
             tenths = [10 * done // max(event.total, 1) for done in (event.step - 1, event.step)]
@@ -76,7 +62,7 @@ class LiveConsole:
         elif event.kind == "step":
             self._advance("training", event.step + 1, event.total)
             self._remember(metrics)
-            if not self._live and (event.step + 1) % self._line_every == 0:
+            if not self._live and (event.step + 1) % _LINE_EVERY == 0:
                 numbers = "  ".join(f"{name} {self._mean[name]:.3g}" for name in _SHOWN if name in self._mean)
                 self._console.print(f"step {event.step + 1}/{event.total}: {numbers}")
         if self._live:
@@ -91,7 +77,7 @@ class LiveConsole:
         for name, key in _SHOWN.items():
             if key in metrics:
                 self._latest[name] = metrics[key]
-                self._mean[name] = _SMOOTHED * self._mean.get(name, metrics[key]) + (1 - _SMOOTHED) * metrics[key]
+                self._mean[name] = _SMOOTHING * self._mean.get(name, metrics[key]) + (1 - _SMOOTHING) * metrics[key]
 
     def _table(self) -> Table:
         table = Table("", *self._latest, box=None, pad_edge=False)
@@ -100,24 +86,18 @@ class LiveConsole:
         return table
 
 
-class EvalProgress:
+@contextmanager
+def eval_progress(console: Console) -> Iterator[Callable[[Tally], None]]:
     """The progress bar of an evaluation; prints nothing outside of a terminal."""
+    with Progress(*_columns(), console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("getting ready", total=None)
 
-    def __init__(self, console: Console) -> None:
-        self._progress = Progress(*_columns(), console=console, transient=True, disable=not console.is_terminal)
-        self._bar = self._progress.add_task("getting ready", total=None)
+        def show(tally: Tally) -> None:
+            failed = f", {tally.num_failed} failed" if tally.num_failed else ""
+            text = f"{tally.num_turns} turns, {tally.num_solved} solved{failed}"
+            progress.update(bar, description=text, completed=tally.num_ended, total=tally.num_episodes)
 
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def __call__(self, tally: Tally) -> None:
-        failed = f", {tally.num_failed} failed" if tally.num_failed else ""
-        said = f"{tally.num_turns} turns, {tally.num_solved} solved{failed}"
-        self._progress.update(self._bar, description=said, completed=tally.num_ended, total=tally.num_episodes)
+        yield show
 
 
 def print_report(report: Report, console: Console) -> None:
@@ -132,13 +112,11 @@ def print_report(report: Report, console: Console) -> None:
         interval = f"{rate['low']:.1%} - {rate['high']:.1%}"
         table.add_row(name or "-", f"{rate['success']:.1%}", interval, f"{rate['episodes']:.0f}")
     console.print(table)
-    console.print(
-        f"mean reward {result.reward:.3f}, {result.turns:.1f} turns, {result.invalid_turns:.1%} of them invalid"
-    )
+    turns = f"{result.turns:.1f} turns, {result.invalid_turns:.1%} of them invalid"
+    console.print(f"mean reward {result.reward:.3f}, {turns}")
     for name, value in report.samples.rates.items() if report.samples else ():
-        console.print(
-            f"{name} {value['rate']:.1%} ({value['low']:.1%} - {value['high']:.1%}) over {value['tasks']:.0f} tasks"
-        )
+        interval = f"({value['low']:.1%} - {value['high']:.1%})"
+        console.print(f"{name} {value['rate']:.1%} {interval} over {value['tasks']:.0f} tasks")
     for name, mean in result.metrics.items():
         console.print(f"mean {name} {mean:.3f}")
     if result.failed_episodes:

@@ -157,13 +157,14 @@ def advice(config: Config, taken: Footprint, free: int, most: int) -> str:
     """One sentence: it fits, or what to set so that it does."""
     if taken.total <= free:
         return f"fits: {taken.total / GIB:.1f} of {free / GIB:.1f} GiB"
+    way_out = "take a smaller model or a larger machine"
     if most:
-        return f"does not fit: set engine.micro_batch_tokens={most}"
-    if not config.engine.checkpointing:
-        return "does not fit: set engine.checkpointing=true and ask again"
-    if not config.engine.lora_rank:
-        return "does not fit: set engine.lora_rank=16 and ask again"
-    return "does not fit: take a smaller model or a larger machine"
+        way_out = f"set engine.micro_batch_tokens={most}"
+    elif not config.engine.checkpointing:
+        way_out = "set engine.checkpointing=true and ask again"
+    elif not config.engine.lora_rank:
+        way_out = "set engine.lora_rank=16 and ask again"
+    return f"does not fit: {way_out}"
 
 
 def _choices(config: Config) -> tuple[torch.device, torch.dtype, Any, bool]:
