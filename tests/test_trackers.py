@@ -15,9 +15,9 @@ import pytest
 
 from conftest import logged
 from spear_rl.app.config import Config, flat, load
-from spear_rl.app.record import git_state, read_record
 from spear_rl.app.train import sft_from, train_from
 from spear_rl.errors import ConfigError, DiskError, MissingExtraError, UserError
+from spear_rl.io.record import git_state, read_record
 from spear_rl.train.callbacks import Event
 from spear_rl.train.trackers import TRACKERS, RunInfo, Trackers
 

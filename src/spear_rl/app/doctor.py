@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from spear_rl.app.config import Config
-from spear_rl.app.record import version
 from spear_rl.engines.device import chosen_device, chosen_dtype
 from spear_rl.engines.memory import GIB, OVERHEAD, Footprint, automatic_tokens, fitting_tokens, footprint, free_bytes
 from spear_rl.engines.models.load import loading_error
@@ -19,6 +18,7 @@ from spear_rl.engines.models.lora import adapter_base, is_adapter, is_linear
 from spear_rl.engines.models.tiny import TINY_SIZES
 from spear_rl.engines.packed.attention import can_pack, has_kernel
 from spear_rl.errors import ConfigError
+from spear_rl.io.record import version
 from spear_rl.sandbox import Interpreter, SandboxUnavailable
 
 PACKAGES = (

@@ -8,9 +8,9 @@ from typing import Annotated, Any, get_type_hints
 
 from spear_rl.app.build_rollout import Player, sampling_of, tasks_of
 from spear_rl.app.config import Config, check, load
-from spear_rl.app.record import PACKAGES, versions
 from spear_rl.app.resume import is_run, stored_with
 from spear_rl.errors import CheckpointError, ConfigError
+from spear_rl.io.record import PACKAGES, versions
 from spear_rl.rollout.env import Task
 from spear_rl.rollout.generator import Generator
 from spear_rl.rollout.policies.chat_client import ChatServer, EndpointError, UnansweredError

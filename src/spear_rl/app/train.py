@@ -14,7 +14,6 @@ import torch
 from spear_rl.app.build_rollout import Player, sampling_of, tasks_of
 from spear_rl.app.build_training import algorithm_of, engine_of, policy_in_folder
 from spear_rl.app.config import Config, resolved
-from spear_rl.app.record import PACKAGES, RECORD, about, new_start, read_record, versions
 from spear_rl.app.resume import CONFIG, Start, settings_text, start_of
 from spear_rl.engines.base import NonFiniteLossError
 from spear_rl.engines.device import chosen_device
@@ -23,6 +22,7 @@ from spear_rl.errors import ConfigError, UserError
 from spear_rl.io.files import is_leftover, remove_folder, write_whole, writing
 from spear_rl.io.jsonl import flush_rows, mend_rows
 from spear_rl.io.lock import locked
+from spear_rl.io.record import PACKAGES, RECORD, about, new_start, read_record, versions
 from spear_rl.rollout.env import Task
 from spear_rl.settings.fields import flat
 from spear_rl.train.callbacks import Callback, Event
