@@ -181,7 +181,7 @@ def test_the_doctor_examines_a_folder_and_says_which_attention_it_will_have(spea
     transformers.Gemma2Config(**(AGREE["Gemma"] | {"num_hidden_layers": 2})).save_pretrained(tmp_path)
     code, text = spear("doctor", f"engine.model={tmp_path}", "engine.device=cpu")
     assert code == 0, text
-    assert "padded: Gemma2ForCausalLM does not support packed attention" in text
+    assert "padded: Gemma2ForCausalLM does not use plain causal attention" in text
 
 
 def test_the_doctor_says_what_is_missing(spear, tmp_path, monkeypatch):

@@ -1,4 +1,6 @@
-"""From a configuration to the algorithm and the engine."""
+"""From a configuration to the parts of a training: algorithm and engine; `build_rollout` has the parts that need no torch."""
+
+from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
@@ -91,10 +93,8 @@ def _spear_options(config: Config, clip: CovarianceClip) -> dict[str, Any]:
 
 
 def engine_of(config: Config, *, folder: Path | None = None) -> HFEngine:
-    """The policy: from a checkpoint `folder`, or from engine.model."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()  # the console has its own
+    """The policy: from a checkpoint `folder`, or as engine.model says."""
+    _quiet()
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     settings = config.engine
@@ -117,7 +117,7 @@ def engine_of(config: Config, *, folder: Path | None = None) -> HFEngine:
             weight_decay=config.optim.weight_decay,
             max_grad_norm=config.optim.max_grad_norm,
             micro_batch_tokens=settings.micro_batch_tokens or None,
-            max_kept_tokens=settings.micro_batch_tokens or None,  # if set, it also bounds the memory
+            max_kept_tokens=settings.micro_batch_tokens or None,  # who sets it wants to bound the memory
             device=device,
             dtype=dtype,
             packed={"auto": None, "packed": True, "padded": False}[settings.attention],
@@ -181,3 +181,10 @@ def _vllm_of(config: Config, model: Any, tokenizer: Any, dtype: torch.dtype) -> 
             seed=config.run.seed,
             trust_remote_code=config.engine.trust_remote_code,
         )
+
+
+def _quiet() -> None:
+    """The console has a progress bar of its own."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()

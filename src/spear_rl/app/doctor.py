@@ -73,7 +73,7 @@ def engine(config: Config) -> Iterator[tuple[str, str]]:
     if packed:
         way = "packed: rows end to end, flash kernels" if device.type == "cuda" else "packed (slow on a CPU)"
     elif model is not None and not can_pack(model):
-        way = f"padded: {type(model).__name__} does not support packed attention"
+        way = f"padded: {type(model).__name__} does not use plain causal attention"
     else:
         way = "padded: scaled_dot_product_attention"
     yield "attention", way
