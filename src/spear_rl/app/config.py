@@ -32,7 +32,7 @@ class Run:
     dir: Annotated[str, FilePath()] = "runs/spear"
     """Folder of this run; must be new, or hold a run to resume."""
     seed: Annotated[int, Seed] = 0
-    """Of everything: model, tasks, sampling, replay."""
+    """Random seed of model, tasks, sampling and replay."""
     steps: Annotated[int, Steps] = 100
     """RL steps in all."""
     resume: bool = False
@@ -83,7 +83,7 @@ class Engine:
     packed: rows end to end, compiled layers, continuous batching (GPU)
     padded: rows of one length; slower, works everywhere"""
     micro_batch_tokens: Annotated[int, Range(0, 2**24, unit="tokens")] = 0
-    """Tokens in a forward pass, and kept at once if set; 0 is 4096 on a CPU, by memory on a GPU. Changes no result."""
+    """Tokens per forward pass, and kept at once if set; 0 is 4096 on a CPU, by memory on a GPU. Changes no result."""
     checkpointing: bool = False
     """Recompute activations layer by layer in the backward pass: a third slower, for a fraction of the memory."""
     lora_rank: Annotated[int, Range(0, 4096)] = 0
@@ -91,7 +91,7 @@ class Engine:
     lora_targets: Words = field(default_factory=list)
     """Layers with an adapter, by the end of their names, e.g. ["q_proj", "v_proj"]; none is all linear layers."""
     generator: Literal["native", "vllm"] = "native"
-    """Who generates.
+    """What generates tokens.
     native: this engine
     vllm: vLLM in the same process, for large models"""
     vllm_memory: Annotated[float, Range(0, 1, "()")] = 0.3
@@ -115,13 +115,13 @@ class Rollout:
     step_timeout: Annotated[float, Range(0.1, 86_400, unit="seconds")] = 60.0
     """Seconds a step may take in a worker before it counts as hung; making and resetting a game: five times that."""
     max_new_tokens: Annotated[int, Range(1, 1_048_576, unit="tokens")] = 64
-    """Tokens a turn may have."""
+    """Maximum tokens per turn."""
     max_context: Annotated[int, Range(1, 16_777_216, unit="tokens")] = 4096
-    """Tokens a prompt may have; a longer one ends its episode."""
+    """Maximum tokens per prompt; a longer one ends its episode."""
     temperature: Annotated[float, Range(0.001, 100)] = 1.0
-    """Of sampling; training scores tokens at the same temperature."""
+    """Sampling temperature; training scores tokens at the same one."""
     top_p: Annotated[float, Range(1e-6, 1)] = 1.0
-    """Nucleus of sampling."""
+    """Nucleus sampling: the probability mass that tokens are drawn from."""
     stop: Words = field(default_factory=list)
     """Strings that end a turn, e.g. ["</action>"]."""
     layout: Literal["chat", "turns", "log", "now"] = "chat"
@@ -141,19 +141,19 @@ class Optim:
     """The optimizer: AdamW."""
 
     learning_rate: Annotated[float, Range(0, 1)] = 1e-6
-    """Peak rate of RL."""
+    """Peak learning rate of RL."""
     warmup_steps: Annotated[int, Steps] = 0
-    """Linear warm-up."""
+    """Steps of linear warm-up."""
     decay: Literal["constant", "cosine"] = "constant"
-    """What the rate does after warm-up.
+    """The learning rate after warm-up.
     constant: stays
     cosine: falls to a tenth by run.steps"""
     weight_decay: Annotated[float, Share] = 0.01
-    """AdamW's."""
+    """Weight decay of AdamW."""
     max_grad_norm: Annotated[float, Range(1e-6, 1_000_000)] = 1.0
-    """Gradients are clipped to it."""
+    """Gradient norms are clipped to this."""
     num_minibatches: Annotated[int, Range(1, 65_536)] = 1
-    """Optimizer steps an RL step's rows are dealt out to."""
+    """Optimizer steps per RL step; its rows are divided between them."""
 
 
 @dataclass
@@ -249,9 +249,9 @@ class AlgorithmConfig:
     name: Name = "spear-dr-bot-grpo"
     """By name (`spear list`) or your own, package.module:function; with spear-, dr-bot- or spear-dr-bot- before it."""
     invalid_penalty: Annotated[float, Weight] = 0.1
-    """Taken from a turn the environment could not act on."""
+    """Penalty per turn that the environment could not act on."""
     format_bonus: Annotated[float, Weight] = 0.0
-    """Given to an episode without such a turn (0.1 in the paper's formula)."""
+    """Bonus per episode without such a turn (0.1 in the paper's formula)."""
     divide_by_std: bool | None = None
     """Divide advantages by the group's std; unset is the algorithm's own."""
     clip_low: Annotated[float, Range(0, 1, "(]")] | None = None
@@ -265,9 +265,9 @@ class AlgorithmConfig:
     kl: Annotated[float, Weight] = 0.0
     """Weight of the KL to the cold-started policy; 0 needs no reference model."""
     discount: Annotated[float, Share] = 0.95
-    """GiGPO: of rewards to go."""
+    """GiGPO: discount of rewards-to-go."""
     step_weight: Annotated[float, Weight] = 1.0
-    """GiGPO: of the step advantage."""
+    """GiGPO: weight of the step advantage."""
     keep_groups: Annotated[float, Range(0, 1, "(]")] = 0.75
     """Dr.BoT: share of groups, those with the largest spread, that trains."""
     max_length: Annotated[int, Range(0, 2**40, unit="tokens")] = 0
@@ -286,9 +286,9 @@ class Sft:
     epochs: Annotated[int, Range(1, 1000)] = 3
     """Passes over them."""
     batch_size: Annotated[int, Range(1, 65_536, unit="episodes")] = 16
-    """Episodes an update."""
+    """Episodes per update."""
     learning_rate: Annotated[float, Range(0, 1, "(]")] = 1e-4
-    """Peak rate, after a warm-up over the first tenth; falls to a tenth."""
+    """Peak learning rate, after a warm-up over the first tenth; falls to a tenth."""
 
 
 @dataclass
@@ -296,7 +296,7 @@ class Eval:
     """Success on held-out tasks."""
 
     tasks: Annotated[int, Range(0, 1_000_000)] = 128
-    """Tasks, one episode each; 0 is no evaluation."""
+    """Held-out tasks, one episode each; 0 is no evaluation."""
     every: Annotated[int, Steps] = 0
     """Steps between evaluations; 0 is before and after RL only."""
     split: Literal["train", "validation", "test"] = "validation"
@@ -307,12 +307,12 @@ class Eval:
     max_turns: Annotated[int, Range(0, 10_000, unit="turns")] = 0
     """Turns after which an episode is cut off; 0 is rollout.max_turns."""
     temperature: Annotated[float, Range(0, 100)] = 0.4
-    """Of sampling."""
+    """Sampling temperature; 0 takes the likeliest token."""
 
 
 @dataclass
 class Config:
-    """All of it. `spear show config` prints every field with its default."""
+    """All settings. `spear show config` prints every field with its default."""
 
     run: Run = field(default_factory=Run)
     task: Task = field(default_factory=Task)
