@@ -23,6 +23,7 @@ _HOMES = {
     "envs": ("ENVIRONMENTS",),
     "engines.base": ("Batch", "Engine", "Term"),
     "train.step": ("train_step",),
+    "train.trackers": ("TRACKERS",),
     "app.config": ("Config",),
     "app.train": ("sft_from", "train_from"),
 }
