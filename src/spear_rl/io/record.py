@@ -61,9 +61,11 @@ def git_state(folder: Path) -> dict[str, Any] | None:
     is stopped after a few seconds.
     """
     commit = _git(folder, "rev-parse", "--verify", "HEAD")
-    filters = _git(folder, "config", "--null", "--name-only", "--get-regexp", r"^filter\.", codes=(0, 1))
-    if not commit or filters is None:
+    if not commit:
         return None
+    filters = _git(folder, "config", "--null", "--name-only", "--get-regexp", r"^filter\.", codes=(0, 1))
+    if filters is None:
+        return {"commit": commit.strip()}
     unset = dict.fromkeys(filter(None, filters.split("\0")), "")
     unset |= {key: "false" for key in unset if key.endswith(".required")}
     status = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all")
