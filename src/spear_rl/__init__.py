@@ -24,6 +24,9 @@ _HOMES = {
     "engines": ("ENGINES",),
     "engines.base": ("Batch", "Engine", "Term", "TrainableEngine"),
     "train.step": ("train_step",),
+    "train.trackers": ("TRACKERS",),
+    "app.config": ("Config",),
+    "app.train": ("sft_from", "train_from"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

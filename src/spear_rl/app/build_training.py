@@ -1,4 +1,4 @@
-"""From a configuration to the parts of a training: algorithm and engine; `playing` has those that need no torch."""
+"""From a configuration to the algorithm and the engine; `build_rollout` has the parts that need no torch."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from spear_rl.algorithms import Algorithm
-from spear_rl.train.stored_state import stored_state, restoring
+from spear_rl.train.stored_state import restoring, stored_state
 
 FILE = "spear.pt"  # replay buffer, baseline and random states; schedules follow from the step
 
