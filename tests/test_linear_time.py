@@ -40,7 +40,7 @@ from spear_rl.errors import UserError
 from spear_rl.io.escaping import indented, markdown, one_line, visible
 from spear_rl.rollout.layouts import _named, without_thoughts
 from spear_rl.rollout.policies.endpoint import with_stop
-from spear_rl.rollout.rendering.encoding import Encoder, pieces
+from spear_rl.rollout.rendering.encoding import Encoder, segments
 from spear_rl.rollout.rendering.messages import MessageRenderer
 from spear_rl.sandbox.client.fusion import ESCAPES
 from spear_rl.types import Completion, Group, Stop, Trajectory, Turn
@@ -102,7 +102,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "named turn": lambda text: _named(turn(text)),
     "unreadable": lambda text: unreadable(group(text)),
     "repetitive": lambda text: repetitive(group(text)),
-    "pieces": lambda text: list(pieces(text)),
+    "segments": segments,
     "encoder": ENCODER,
     "messages": lambda text: (own := MessageRenderer()).messages(own.prompt([{"role": "user", "content": text}])),
     "stop string": lambda text: with_stop(text, ("</action>", "</think>"), {"finish_reason": "stop"}),

@@ -17,7 +17,7 @@ from spear_rl.engines.base import NonFiniteLossError
 from spear_rl.engines.generation.sampling import nucleus
 from spear_rl.engines.scoring.logprobs import RowInputs
 from spear_rl.rollout.generator import Sampling
-from spear_rl.rollout.rendering.images import opened
+from spear_rl.rollout.rendering.images import pil_image
 from spear_rl.types import Completion
 
 MAX_PROMPTS = 64
@@ -35,7 +35,7 @@ class Pixels:
         """The model's inputs for [B, T] tokens with these pictures in each row; nothing if no row has any."""
         if not any(images):
             return {}
-        pictures = [[opened(image) for image in row] for row in images]
+        pictures = [[pil_image(image) for image in row] for row in images]
         made = self._processor.image_processor(images=pictures, return_tensors="pt")
         fed = {name: value.to(self._model.device) for name, value in made.items() if name in self._accepted}
         fed["pixel_values"] = fed["pixel_values"].to(self._model.get_input_embeddings().weight.dtype)

@@ -8,8 +8,7 @@ from functools import partial
 from typing import Literal
 
 from spear_rl.rollout.env import Observation, Task
-from spear_rl.rollout.rendering.renderer import Renderer
-from spear_rl.rollout.rendering.template import Message
+from spear_rl.rollout.rendering.renderer import Message, Renderer
 from spear_rl.types import ImagePrompt, Turn
 
 Layout = Callable[[Renderer, Task, Sequence[Observation], Sequence[Turn]], list[int]]

@@ -14,7 +14,7 @@ from spear_rl.io.escaping import one_line
 from spear_rl.rollout.generator import Sampling, Stream, drained
 from spear_rl.rollout.policies.chat_client import ChatServer, EndpointError, OverlongError, UnansweredError
 from spear_rl.rollout.rendering.messages import MessageRenderer
-from spear_rl.rollout.rendering.template import Message
+from spear_rl.rollout.rendering.renderer import Message
 from spear_rl.types import Completion
 
 _log = logging.getLogger(__name__)

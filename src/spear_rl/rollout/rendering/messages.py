@@ -1,16 +1,15 @@
-"""A renderer without a tokenizer: its tokens are whole messages. For policies that read texts, as chat servers do."""
+"""A renderer without a tokenizer, whose tokens are whole messages: for policies that read text, such as chat servers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spear_rl.rollout.rendering.renderer import refuse_images
-from spear_rl.rollout.rendering.template import Message
+from spear_rl.rollout.rendering.renderer import Message, images_in, refuse_images
 from spear_rl.types import Completion
 
 
 class MessageRenderer:
-    """Gives every different message a number when it first meets it, so that prompts stay short and nothing is lost.
+    """Numbers every distinct message in order of first appearance, so that prompts stay short.
 
     In a fresh one:
 
@@ -20,11 +19,11 @@ class MessageRenderer:
     """
 
     def __init__(self) -> None:
-        self._met: list[tuple[str, str]] = []
+        self._messages: list[tuple[str, str]] = []
         self._numbers: dict[tuple[str, str], int] = {}
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        refuse_images(image for message in messages for image in message.get("images", ()))
+        refuse_images(images_in(messages))
         return [self._number(message["role"], message["content"]) for message in messages]
 
     def extended(
@@ -37,18 +36,18 @@ class MessageRenderer:
         return [self._number("assistant", text)]
 
     def parse(self, token_ids: list[int]) -> str:
-        return "".join(self._met[number][1] for number in token_ids).strip()
+        return "".join(self._messages[number][1] for number in token_ids).strip()
 
     def messages(self, prompt_ids: Sequence[int]) -> list[Message]:
         """The conversation that a prompt stands for."""
-        return [{"role": role, "content": content} for role, content in map(self._met.__getitem__, prompt_ids)]
+        return [{"role": role, "content": content} for role, content in map(self._messages.__getitem__, prompt_ids)]
 
     def completion(self, text: str, *, truncated: bool = False) -> Completion:
-        """What a policy said, of whose tokens nothing is known."""
+        """A completion by a policy whose tokens are unknown."""
         return Completion(self.answer(text), [0.0], truncated)
 
     def _number(self, role: str, content: str) -> int:
-        number = self._numbers.setdefault((role, content), len(self._met))
-        if number == len(self._met):
-            self._met.append((role, content))
+        number = self._numbers.setdefault((role, content), len(self._messages))
+        if number == len(self._messages):
+            self._messages.append((role, content))
         return number

@@ -1,16 +1,27 @@
-"""Chat messages to token ids and back, through the tokenizer's own chat template. Tokens once written never change."""
+"""Chat messages to token ids and back, through the tokenizer's own chat template. Sampled tokens never change."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
 from spear_rl.errors import ConfigError
 from spear_rl.rollout.rendering.encoding import Encoder
-from spear_rl.rollout.rendering.template import ChatTemplate, Message
+from spear_rl.types import ImagePrompt
 
-_MARK = "\u2063mark\u2063"
+Message = dict[str, Any]
+"""`role` and `content`, both strings; with images also `images`, a tuple of PNG files."""
+
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+)
+"""For a tokenizer without a chat template."""
+
+_ANSWER = "\u2063answer\u2063"
+"""Stands for the policy's message in a rendered conversation; no template contains it."""
 
 
 class Renderer(Protocol):
@@ -23,21 +34,25 @@ class Renderer(Protocol):
     def extended(
         self, prompt_ids: list[int], completion_ids: list[int], reply: str, images: tuple[bytes, ...] = ()
     ) -> list[int]:
-        """The prompt after the policy said `completion_ids` and the environment answered `reply`, with pictures."""
+        """The next prompt, after the policy's `completion_ids` and the environment's `reply` with its images."""
         ...
 
     def answer(self, text: str) -> list[int]:
-        """What a policy that says exactly `text` would have sampled."""
+        """The completion of a policy that writes exactly `text`."""
         ...
 
     def parse(self, token_ids: list[int]) -> str: ...
 
 
-def refuse_images(images: Iterable[bytes]) -> None:
-    """Pictures must not be dropped in silence by a policy that reads text only."""
-    if any(True for _ in images):
+def images_in(messages: Sequence[Message]) -> tuple[bytes, ...]:
+    return tuple(image for message in messages for image in message.get("images", ()))
+
+
+def refuse_images(images: Sequence[bytes]) -> None:
+    """Raises if there are any: a text-only policy must not drop images silently."""
+    if images:
         raise ConfigError(
-            "the environment shows pictures, which this policy cannot see: set task.options.observation=text, or "
+            "the environment shows images, which this policy cannot see: set task.options.observation=text, or "
             "engine.model to the folder of a vision-language model"
         )
 
@@ -45,47 +60,61 @@ def refuse_images(images: Iterable[bytes]) -> None:
 class ChatRenderer:
     """A renderer over any Hugging Face tokenizer.
 
-    A growing conversation is extended, never rendered anew, so the tokens the policy sampled stay as they are. With a
-    ChatML template, for a prompt p and a completion c that ended itself:
+    A growing conversation is extended, never rendered again, so the tokens that the policy sampled stay as they are.
+    With a ChatML template, for a prompt p and a completion c that ends with its end token:
 
         extended(p, c, "Nothing happens.") == p + c + ids("\\n<|im_start|>user\\nNothing happens.<|im_end|>\\n...")
 
-    and for one that was cut off, the missing end `<|im_end|>` comes first.
+    and for a truncated completion the missing `<|im_end|>` comes first.
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._after_answer = lru_cache(maxsize=4096)(self._after_answer_ids)  # games repeat themselves
         if tokenizer.eos_token_id is None:
             raise ValueError(
                 "engine.model: its tokenizer has no end token (eos_token), so no completion could ever end"
             )
-        self._template, self._ids = ChatTemplate(tokenizer), Encoder(tokenizer)
+        self._tokenizer, self._encode = tokenizer, Encoder(tokenizer)
+        self._after_answer = lru_cache(maxsize=4096)(self._after_answer)  # type: ignore[method-assign]
+        self._template = None if tokenizer.chat_template else PLAIN_TEMPLATE
+        if self._template:
+            warnings.warn("the tokenizer has no chat template; using plain 'role: text' lines", stacklevel=2)
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        refuse_images(image for message in messages for image in message.get("images", ()))
-        return self._ids(self._template.text(messages))
+        images = images_in(messages)
+        ids = self._ids(self._text(messages), images)
+        return ImagePrompt(ids, images) if images else ids
 
     def extended(
         self, prompt_ids: list[int], completion_ids: list[int], reply: str, images: tuple[bytes, ...] = ()
     ) -> list[int]:
-        refuse_images(images)
-        between = self._after_answer(reply)
+        between = self._after_answer(reply, images)
         if completion_ids and between and completion_ids[-1] == between[0]:
             between = between[1:]
-        return [*prompt_ids, *completion_ids, *between]
+        ids = [*prompt_ids, *completion_ids, *between]
+        images = (*getattr(prompt_ids, "images", ()), *images)
+        return ImagePrompt(ids, images) if images else ids
 
     def answer(self, text: str) -> list[int]:
-        return [*self._ids(text), self._tokenizer.eos_token_id]
+        return [*self._encode(text), self._tokenizer.eos_token_id]
 
     def parse(self, token_ids: list[int]) -> str:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True)).strip()
 
-    def _after_answer_ids(self, reply: str) -> list[int]:
+    def _after_answer(self, reply: str, images: tuple[bytes, ...]) -> list[int]:
         """The template's tokens from the end of an answer to the next generation prompt, around `reply`."""
-        messages = [
-            {"role": "user", "content": "?"},
-            {"role": "assistant", "content": _MARK},
-            {"role": "user", "content": reply},
-        ]
-        return self._ids(self._template.text(messages).rpartition(_MARK)[2])
+        last: Message = {"role": "user", "content": reply}
+        if images:
+            last["images"] = images
+        text = self._text([{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}, last])
+        return self._ids(text.rpartition(_ANSWER)[2], images)
+
+    def _text(self, messages: Sequence[Message]) -> str:
+        return str(
+            self._tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True, chat_template=self._template
+            )
+        )
+
+    def _ids(self, text: str, images: tuple[bytes, ...]) -> list[int]:
+        refuse_images(images)
+        return self._encode(text)
