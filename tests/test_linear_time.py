@@ -38,7 +38,7 @@ from spear_rl.envs.webshop.search import _WORD
 from spear_rl.envs.webshop.shoppers import _LIMIT
 from spear_rl.errors import UserError
 from spear_rl.io.escaping import indented, markdown, one_line, visible
-from spear_rl.rollout.layouts import _named, without_thoughts
+from spear_rl.rollout.layouts import _action, without_thoughts
 from spear_rl.rollout.policies.endpoint import with_stop
 from spear_rl.rollout.rendering.encoding import Encoder, segments
 from spear_rl.rollout.rendering.messages import MessageRenderer
@@ -99,7 +99,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "game's grammar": lambda text: GameFile("", text, "", (), True, "").is_published,
     "PDDL": read_formula,
     "Boxoban": _HEAD.split,
-    "named turn": lambda text: _named(turn(text)),
+    "named turn": lambda text: _action(turn(text)),
     "unreadable": lambda text: unreadable(group(text)),
     "repetitive": lambda text: repetitive(group(text)),
     "segments": segments,

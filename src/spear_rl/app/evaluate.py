@@ -129,7 +129,7 @@ def _with_endpoint(url: str, config: Config, panel: Panel, connection: Connectio
             sampling=sampling_of(config, temperature=config.eval.temperature),
             seed=config.run.seed,
             num_parallel=connection.num_parallel,
-            on_lost=watched.lose,
+            on_lost=watched.fail,
         )
         result = _played(config, player, tasks, policy, panel)
     about = {"policy": "endpoint", "model": model, "endpoint": server.name, **_about(config, panel, tasks)}

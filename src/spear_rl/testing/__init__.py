@@ -68,7 +68,7 @@ def check_environment(
     if not len(tasks):
         return ["there is no task at all"]
     try:
-        tasks = [checked_task(task, lambda: "tasks") for task in tasks]
+        tasks = [checked_task(task, "tasks") for task in tasks]
     except ContractError as error:
         return [error.what]
     faults = [f"the task id {name!r} occurs {n} times" for name, n in Counter(t.id for t in tasks).items() if n > 1]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from spear_rl.rollout.contract import ContractError, acted, begun, checked_actions, with_place
+from spear_rl.rollout.contract import ContractError, checked_actions, checked_reset, checked_step, with_location
 from spear_rl.rollout.env import Environment, Observation, StepResult, Task
 
 STRANGE = (
@@ -57,7 +57,7 @@ def expert_actions(task: Task, seed: int) -> list[str]:
     if task.demonstrate is None:
         return []
     with _in_a_sentence(f"demonstrate({seed})"):
-        actions = checked_actions(task.demonstrate(seed), lambda: f"demonstrate({seed})")
+        actions = checked_actions(task.demonstrate(seed), f"demonstrate({seed})")
     return [task.answer_format.format(action=action) for action in actions]
 
 
@@ -71,7 +71,7 @@ def _in_a_sentence(what: str) -> Iterator[None]:
     except ContractError as error:
         raise BrokenError(error.what) from error
     except BaseException as error:
-        raise BrokenError(f"{what} raised {with_place(error)}") from error
+        raise BrokenError(f"{what} raised {with_location(error)}") from error
 
 
 class Play:
@@ -88,14 +88,14 @@ class Play:
         started = time.perf_counter()
         env = self.made()
         with _in_a_sentence("reset"):
-            first = begun(env)
+            first = checked_reset(env)
         self._timing.resets.append(time.perf_counter() - started)
         return env, first
 
     def step(self, env: Environment, action: str) -> StepResult:
         started = time.perf_counter()
         with _in_a_sentence(f"told {action[:40]!r}, it"):
-            result = acted(env, action)
+            result = checked_step(env, action)
         self._timing.steps.append(time.perf_counter() - started)
         return result
 

@@ -1,4 +1,4 @@
-"""A chat server as the policy: conversations go out as messages, many at a time, and answers come as they are ready."""
+"""A chat server as the policy: many conversations in parallel, completions in the order of arrival."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from spear_rl.types import Completion
 _log = logging.getLogger(__name__)
 
 _MAX_LOST = 3
-"""So many unanswered requests in a row mean that the server is gone, not that a request is unlucky."""
+"""Give up after this many unanswered requests in a row."""
 _MAX_STOPS = 4
-"""OpenAI's API takes no more; all of them end an answer here all the same."""
+"""Stop strings that OpenAI's API accepts; further ones are applied here."""
 
 Lost = Callable[[int, BaseException], None]
 
@@ -30,13 +30,13 @@ Lost = Callable[[int, BaseException], None]
 class ChatEndpoint:
     """A generator over a chat server.
 
-    A conversation that does not fit into the model's context is answered by silence, as one cut off. A request that
-    stays without an answer is reported to `on_lost`; whoever asked must then leave out that episode.
+    A conversation longer than the model's context gives an empty, truncated completion.
 
     Args:
-        seed: of sampling, sent with every request; what the server makes of it is its own affair.
-        num_parallel: requests under way at once.
-        on_lost: the key of an unanswered request and why; without it the reason is raised.
+        seed: of sampling, sent with every request; the server may ignore it.
+        num_parallel: concurrent requests.
+        on_lost: called with the key of an unanswered request and the reason, and must fail that episode; without it the
+            reason is raised.
     """
 
     def __init__(
@@ -56,19 +56,19 @@ class ChatEndpoint:
         self._limit = "max_tokens"
 
     def stream(self) -> Stream:
-        return _EndpointStream(self._said, self._renderer, num_parallel=self._num_parallel, on_lost=self._on_lost)
+        return _EndpointStream(self._reply, self._renderer, num_parallel=self._num_parallel, on_lost=self._on_lost)
 
     def generate(self, prompts: Sequence[list[int]]) -> list[Completion]:
         return drained(self.stream(), prompts)
 
-    def _said(self, messages: list[Message], key: int, number: int) -> tuple[str, bool]:
-        """The answer to a conversation, and whether it was cut off."""
+    def _reply(self, messages: list[Message], key: int, number: int) -> tuple[str, bool]:
+        """(the answer to a conversation, whether it is truncated)."""
         try:
             choice = self._choice(messages, key, number)
         except OverlongError as error:
             _log.info("a conversation is too long for %s: %s", self._server.name, one_line(str(error)))
             return "", True
-        # JSON can spell half a character, which no file or pipe takes.
+        # JSON can hold lone surrogates, which UTF-8 cannot.
         text = (choice["message"].get("content") or "").encode("utf-8", "replace").decode()
         text, has_stopped = with_stop(text, self._sampling.stop, choice)
         return text, choice.get("finish_reason") == "length" and not has_stopped
@@ -78,7 +78,7 @@ class ChatEndpoint:
         try:
             return self._server.choice(request)
         except EndpointError as error:
-            # Newer models of OpenAI's want the limit under another name, and say so.
+            # Newer OpenAI models refuse max_tokens and name its successor.
             if "max_completion_tokens" in request or "max_completion_tokens" not in str(error):
                 raise
             self._limit = "max_completion_tokens"
@@ -86,9 +86,9 @@ class ChatEndpoint:
 
     def _request(self, messages: list[Message], key: int, number: int) -> dict[str, Any]:
         sampling = self._sampling
-        drawn = hashlib.sha256(f"{self._seed}/{key}/{number}".encode()).digest()
+        digest = hashlib.sha256(f"{self._seed}/{key}/{number}".encode()).digest()
         request: dict[str, Any] = {"model": self._model, "messages": messages, "temperature": sampling.temperature}
-        request |= {self._limit: sampling.max_new_tokens, "seed": int.from_bytes(drawn[:4], "big") >> 1}
+        request |= {self._limit: sampling.max_new_tokens, "seed": int.from_bytes(digest[:4], "big") >> 1}
         if sampling.top_p != 1.0:
             request["top_p"] = sampling.top_p
         if sampling.stop:
@@ -97,10 +97,10 @@ class ChatEndpoint:
 
 
 def with_stop(text: str, stop: Sequence[str], choice: dict[str, Any]) -> tuple[str, bool]:
-    """An answer up to and including the first stop string, and whether it has one.
+    """(an answer up to and including its first stop string, whether it has one).
 
-    Servers leave the stop string out, and environments want to see it. vLLM names it; elsewhere a tag that was opened
-    and not closed tells which it was:
+    Servers leave the stop string out, and environments expect it. vLLM names it; for other servers an unclosed tag
+    tells which one it was:
 
         "<action>look"  with stop ["</action>"]  ->  "<action>look</action>", True
     """
@@ -119,26 +119,26 @@ def with_stop(text: str, stop: Sequence[str], choice: dict[str, Any]) -> tuple[s
 
 
 class _EndpointStream:
-    """A thread for each of the requests under way; all bookkeeping is in the thread that asks."""
+    """One thread per running request; all state is changed in the caller's thread."""
 
     def __init__(
         self,
-        said: Callable[[list[Message], int, int], tuple[str, bool]],
+        reply: Callable[[list[Message], int, int], tuple[str, bool]],
         renderer: MessageRenderer,
         *,
         num_parallel: int,
         on_lost: Lost | None,
     ) -> None:
-        self._said, self._renderer, self._num_parallel, self._on_lost = said, renderer, num_parallel, on_lost
-        self._num_asked: Counter[int] = Counter()
+        self._reply, self._renderer, self._num_parallel, self._on_lost = reply, renderer, num_parallel, on_lost
+        self._num_requests: Counter[int] = Counter()
         self._waiting: deque[tuple[list[Message], int, int]] = deque()
         self._num_running = 0
         self._answers: SimpleQueue[tuple[int, tuple[str, bool] | BaseException]] = SimpleQueue()
         self._num_answered = self._num_lost = 0
 
     def add(self, key: int, prompt: list[int]) -> None:
-        self._waiting.append((self._renderer.messages(prompt), key, self._num_asked[key]))
-        self._num_asked[key] += 1
+        self._waiting.append((self._renderer.messages(prompt), key, self._num_requests[key]))
+        self._num_requests[key] += 1
         self._start()
 
     def finished(self) -> list[tuple[int, Completion]]:
@@ -161,13 +161,13 @@ class _EndpointStream:
     def _start(self) -> None:
         while self._waiting and self._num_running < self._num_parallel:
             self._num_running += 1
-            # A daemon, so that nobody waits for a slow server when the evaluation is given up.
+            # Daemons, so that an interrupted evaluation does not wait for a slow server.
             Thread(target=self._ask, args=self._waiting.popleft(), daemon=True).start()
 
     def _ask(self, messages: list[Message], key: int, number: int) -> None:
         try:
-            self._answers.put((key, self._said(messages, key, number)))
-        except BaseException as error:  # it is raised where the answer is waited for
+            self._answers.put((key, self._reply(messages, key, number)))
+        except BaseException as error:  # raised by `finished`
             self._answers.put((key, error))
 
     def _completion(self, key: int, answer: tuple[str, bool] | BaseException) -> Completion:
