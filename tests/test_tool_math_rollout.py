@@ -171,7 +171,9 @@ def test_the_tiny_preset_trains_from_end_to_end_with_the_real_sandbox(spear, tmp
 
 
 def test_tasks_from_another_virtual_environment_keep_their_role_and_their_price():
-    [task, *_] = tasks_from_other_venv("test", python=sys.executable, name="spear_rl.envs.tool_math:tasks", level="tiny")
+    [task, *_] = tasks_from_other_venv(
+        "test", python=sys.executable, name="spear_rl.envs.tool_math:tasks", level="tiny"
+    )
     assert (task.instructions_role, task.unfinished_reward) == ("system", -1.0)
     assert task.make_env().reset().text.endswith("=?")
 
