@@ -166,12 +166,6 @@ def _text(value: Any) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # tokenizers refuse lone surrogates
 
 
-def _name(value: Any) -> str:
-    if not _text(value):
-        raise ValueError
-    return _text(value)
-
-
 def _texts(value: Any) -> tuple[str, ...]:
     texts = tuple(_text(text) for text in _listed(value))
     if sum(map(len, texts)) > MAX_TEXT:
@@ -238,16 +232,15 @@ def _format(value: Any) -> str:
     return _text(value)
 
 
-def _function(value: Any) -> Any:
-    if not callable(value):
-        raise TypeError
-    return value
+def _require(is_allowed: Callable[[Any], object]) -> _Convert:
+    """A converter that returns the allowed values as they are and raises for others."""
 
+    def convert(value: Any) -> Any:
+        if not is_allowed(value):
+            raise ValueError
+        return value
 
-def _role(value: Any) -> Any:
-    if value not in ("user", "system"):
-        raise ValueError
-    return value
+    return convert
 
 
 def _or_none(convert: _Convert) -> _Convert:
@@ -270,13 +263,13 @@ _RESULT: dict[str, tuple[_Convert, str]] = {
     "metrics": (_metrics, "a dict of names and numbers"),
 }
 _TASK: dict[str, tuple[_Convert, str]] = {
-    "id": (_name, "a text with something in it"),
-    "make_env": (_function, "a function"),
+    "id": (lambda value: _require(bool)(_text(value)), "a text with something in it"),
+    "make_env": (_require(callable), "a function"),
     "family": (_text, "a text"),
     "instructions": (_text, "a text"),
     "answer_format": (_format, "a text with {action} in it and no other braces"),
-    "demonstrate": (_or_none(_function), "a function or None"),
-    "instructions_role": (_role, "user or system"),
+    "demonstrate": (_or_none(_require(callable)), "a function or None"),
+    "instructions_role": (_require(lambda role: role in ("user", "system")), "user or system"),
     "unfinished_reward": (_number, _FINITE),
 }
 assert [*_OBSERVATION] == [field.name for field in fields(Observation)]

@@ -32,15 +32,12 @@ class Stream(Protocol):
 
     def add(self, key: int, prompt: list[int]) -> None:
         """Request a completion; `key` names the conversation, whose next prompt may reuse this one's prefix."""
-        ...
 
     def finished(self) -> list[tuple[int, Completion]]:
         """Wait for at least one completion and return all finished ones; empty if none is pending."""
-        ...
 
     def __len__(self) -> int:
         """The number of pending completions."""
-        ...
 
 
 @runtime_checkable

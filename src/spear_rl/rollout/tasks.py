@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any
 
 from spear_rl.errors import UserError
 from spear_rl.io.escaping import in_words
@@ -43,11 +43,7 @@ class _LazyPanel(Sequence[Task]):
     def __len__(self) -> int:
         return self._length
 
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Task]: ...
-    def __getitem__(self, index: int | slice) -> Task | Sequence[Task]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return tuple(self[number] for number in range(*index.indices(self._length)))
         index = range(self._length)[index]

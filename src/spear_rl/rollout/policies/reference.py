@@ -18,10 +18,7 @@ ActionsFn = Callable[[RunningEpisode, int], Iterator[str]]
 
 def expert(episode: RunningEpisode, seed: int) -> Iterator[str]:
     """The task's own demonstration, another one per episode; the episode ends with its last action."""
-    task = episode.task
-    if task.demonstrate is None:
-        raise UserError(f"the policy expert: task {task.id} has no expert (Task.demonstrate)")
-    actions = expert_actions(task, _rng(episode, seed).getrandbits(31), episode.runner)
+    actions = expert_actions(episode.task, _rng(episode, seed).getrandbits(31), episode.runner)
     for position, action in enumerate(actions, 1):
         episode.has_given_up = position == len(actions)
         yield action

@@ -29,17 +29,14 @@ class Renderer(Protocol):
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """A whole conversation, ready for the policy's next message."""
-        ...
 
     def extended(
         self, prompt_ids: list[int], completion_ids: list[int], reply: str, images: tuple[bytes, ...] = ()
     ) -> list[int]:
         """The next prompt, after the policy's `completion_ids` and the environment's `reply` with its images."""
-        ...
 
     def answer(self, text: str) -> list[int]:
         """The completion of a policy that writes exactly `text`."""
-        ...
 
     def parse(self, token_ids: list[int]) -> str: ...
 

@@ -16,16 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from spear_rl.io.escaping import clipped
-from spear_rl.rollout.workers.protocol import (
-    MAX_FRAME,
-    READY,
-    EnvironmentFailedError,
-    GarbledError,
-    Kind,
-    answer_in,
-    frames,
-    request_frame,
-)
+from spear_rl.rollout.workers import protocol
+from spear_rl.rollout.workers.protocol import READY, EnvironmentFailedError, GarbledError, Kind
 
 HOME = Path(__file__).parents[2]
 PIPE_BYTES = 1 << 20
@@ -106,7 +98,7 @@ class WorkerProcess:
         """Queue a request; the next `flush` sends it."""
         self._is_delivering |= not self.pending
         self.pending.append((number, kind))
-        self._unsent += request_frame((kind, number, content))
+        self._unsent += protocol.request_frame((kind, number, content))
 
     def flush(self) -> None:
         """Send as much as the pipe takes."""
@@ -124,7 +116,9 @@ class WorkerProcess:
         """((kind, number, answer) of the requests answered since the last call, whether the worker is alive)."""
         is_alive = self._process.poll() is None
         with suppress(BlockingIOError):
-            while len(self._received) <= MAX_FRAME:  # a flooded pipe is an error, not a reason to read for ever
+            while (
+                len(self._received) <= protocol.MAX_FRAME
+            ):  # a flooded pipe is an error, not a reason to read for ever
                 chunk = os.read(self.output, 1 << 20)
                 if not chunk:
                     is_alive = False
@@ -134,8 +128,8 @@ class WorkerProcess:
             os.ftruncate(self._log.fileno(), 0)
         answers: list[tuple[str, int, Any]] = []
         try:
-            for frame in frames(self._received):
-                number, answer = answer_in(frame)
+            for frame in protocol.frames(self._received):
+                number, answer = protocol.answer_in(frame)
                 self._busy_since = time.monotonic()
                 if not self.pending or number != self.pending[0][0]:
                     raise GarbledError

@@ -8,14 +8,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from spear_rl.errors import UserError
-from spear_rl.rollout.contract import (
-    ContractError,
-    checked_actions,
-    checked_reset,
-    checked_step,
-    close_quietly,
-    with_location,
-)
+from spear_rl.rollout import contract
+from spear_rl.rollout.contract import ContractError
 from spear_rl.rollout.env import Environment, Observation, StepResult, Task
 
 
@@ -35,27 +29,21 @@ class EnvRunner(Protocol):
 
     def open(self, key: int, task: Task) -> None:
         """Start an episode of `task`; its answer is the first Observation."""
-        ...
 
     def step(self, key: int, action: str) -> None:
         """Act in an episode; its answer is a StepResult."""
-        ...
 
     def answers(self, at_least: int) -> list[tuple[int, Answer]]:
         """Wait for `at_least` answers (at most as many as are pending) and return all there are."""
-        ...
 
     def close(self, key: int) -> None:
         """End the episode; its pending answer, if any, is dropped."""
-        ...
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Call a function of an environment's author where the environments run; it returns plain values."""
-        ...
 
     def __len__(self) -> int:
         """The number of pending answers."""
-        ...
 
 
 def expert_actions(task: Task, seed: int, runner: EnvRunner) -> list[str]:
@@ -67,9 +55,9 @@ def expert_actions(task: Task, seed: int, runner: EnvRunner) -> list[str]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise UserError(f"demonstrate of {task.id} raised {with_location(error)}") from error
+        raise UserError(f"demonstrate of {task.id} raised {contract.with_location(error)}") from error
     try:
-        return checked_actions(actions, f"demonstrate({seed})")
+        return contract.checked_actions(actions, f"demonstrate({seed})")
     except ContractError as error:
         raise error.of(task.id) from error
 
@@ -150,15 +138,15 @@ class InProcess:
     def _env_answer(self, key: int, record: Record) -> Observation | StepResult:
         """The answer to the last action, after a replay if the environment is new."""
         if key in self._envs:
-            return checked_step(self._envs[key], record.actions[-1])
+            return contract.checked_step(self._envs[key], record.actions[-1])
         env = self._envs[key] = record.task.make_env()
-        answer: Observation | StepResult = checked_reset(env)
+        answer: Observation | StepResult = contract.checked_reset(env)
         for number, action in enumerate(record.actions):
             record.check(number, answer)
-            answer = checked_step(env, action)
+            answer = contract.checked_step(env, action)
         return answer
 
     def _close_env(self, key: int) -> None:
         env = self._envs.pop(key, None)
         if env is not None:
-            close_quietly(env)
+            contract.close_quietly(env)
