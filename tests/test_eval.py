@@ -15,7 +15,7 @@ from spear_rl import cli
 from spear_rl.envs.lookup import LookupEnv
 from spear_rl.rollout import LAYOUTS, InProcess, Observation, StepResult, Task, collect_groups
 from spear_rl.rollout.policies.reference import REFERENCES, ReferencePolicy
-from spear_rl.rollout.rendering.messages import MessageRenderer
+from spear_rl.rollout.rendering.renderer import MessageRenderer
 from spear_rl.rollout.workers.progress import ProgressRunner
 from spear_rl.rollout.workers.runner import Failure
 from spear_rl.train.evaluate import evaluation, merged

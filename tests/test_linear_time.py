@@ -41,7 +41,7 @@ from spear_rl.io.escaping import indented, markdown, one_line, visible
 from spear_rl.rollout.layouts import _action, without_thoughts
 from spear_rl.rollout.policies.endpoint import with_stop
 from spear_rl.rollout.rendering.encoding import Encoder, segments
-from spear_rl.rollout.rendering.messages import MessageRenderer
+from spear_rl.rollout.rendering.renderer import MessageRenderer
 from spear_rl.sandbox.client.fusion import ESCAPES
 from spear_rl.types import Completion, Group, Stop, Trajectory, Turn
 

@@ -82,18 +82,16 @@ def checked_result(value: object, where: str) -> StepResult:
     """`value` as a plain StepResult; `where` names what returned it."""
     if not isinstance(value, StepResult):
         raise ContractError(f"{where} returned {described(value)}, not a StepResult{_hint(value)}")
-    seen = _read(value, "observation", where)
-    if not isinstance(seen, Observation):
-        raise ContractError(f"{where} returned a StepResult whose observation is {described(seen)}, not an Observation")
-    observation = checked_observation(seen, where)
-    return StepResult(observation, **_converted(value, _RESULT, f"{where} returned a StepResult"))
+    values = _converted(value, _RESULT, f"{where} returned a StepResult")
+    return StepResult(**values | {"observation": checked_observation(values["observation"], where)})
 
 
 def checked_task(value: object, where: str) -> Task:
     """`value` as a plain Task; `where` names what returned it."""
     if not isinstance(value, Task):
         raise ContractError(f"{where} returned {described(value)} in its list, not a Task")
-    return Task(**_converted(value, _TASK, f"{where} returned a Task ({described(_read(value, 'id', where))})"))
+    task_id = _converted(value, {"id": _TASK["id"]}, f"{where} returned a Task")["id"]
+    return Task(**_converted(value, _TASK, f"{where} returned a Task ({described(task_id)})"))
 
 
 def checked_actions(value: object, where: str) -> list[str]:
@@ -131,7 +129,12 @@ def _converted(holder: object, table: Mapping[str, tuple[_Convert, str]], where:
     """The fields of `table`, converted; `where` begins the error message about one that cannot be."""
     values: dict[str, Any] = {}
     for name, (convert, expected) in table.items():
-        value = _read(holder, name, where)
+        try:
+            value = getattr(holder, name)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            raise ContractError(f"{where}, reading whose {name} raised {in_words(error)}") from error
         try:
             values[name] = convert(value)
         except KeyboardInterrupt:
@@ -140,15 +143,6 @@ def _converted(holder: object, table: Mapping[str, tuple[_Convert, str]], where:
             reason = str(error) if isinstance(error, _UnusableError) else f"is {described(value)}, not {expected}"
             raise ContractError(f"{where} whose {name} {reason}") from error
     return values
-
-
-def _read(holder: object, name: str, where: str) -> Any:
-    try:
-        return getattr(holder, name)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise ContractError(f"{where}, reading whose {name} raised {in_words(error)}") from error
 
 
 class _UnusableError(Exception):
@@ -255,6 +249,7 @@ _OBSERVATION: dict[str, tuple[_Convert, str]] = {
     "images": (_images, "a tuple of PNG files as bytes"),
 }
 _RESULT: dict[str, tuple[_Convert, str]] = {
+    "observation": (_require(lambda value: isinstance(value, Observation)), "an Observation"),
     "reward": (_number, _FINITE),
     "done": (_bool, "True or False"),
     "used_tool": (_bool, "True or False"),
@@ -273,5 +268,5 @@ _TASK: dict[str, tuple[_Convert, str]] = {
     "unfinished_reward": (_number, _FINITE),
 }
 assert [*_OBSERVATION] == [field.name for field in fields(Observation)]
-assert ["observation", *_RESULT] == [field.name for field in fields(StepResult)]
+assert [*_RESULT] == [field.name for field in fields(StepResult)]
 assert [*_TASK] == [field.name for field in fields(Task)]

@@ -28,16 +28,16 @@ class Generator(Protocol):
 
 
 class Stream(Protocol):
-    """Continuous batching: prompts may be added while others are being completed."""
+    """Continuous batching: prompts may be added while others are being completed.
 
-    def add(self, key: int, prompt: list[int]) -> None:
-        """Request a completion; `key` names the conversation, whose next prompt may reuse this one's prefix."""
+    add       request a completion; `key` names the conversation, whose next prompt may reuse this one's prefix
+    finished  wait for at least one completion and return all finished ones; empty if none is pending
+    len()     the number of pending completions
+    """
 
-    def finished(self) -> list[tuple[int, Completion]]:
-        """Wait for at least one completion and return all finished ones; empty if none is pending."""
-
-    def __len__(self) -> int:
-        """The number of pending completions."""
+    def add(self, key: int, prompt: list[int]) -> None: ...
+    def finished(self) -> list[tuple[int, Completion]]: ...
+    def __len__(self) -> int: ...
 
 
 @runtime_checkable

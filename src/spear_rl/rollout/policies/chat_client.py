@@ -8,6 +8,7 @@ import random
 import socket
 import ssl
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException
@@ -77,7 +78,6 @@ class ChatServer:
         self._has_answered = False
 
     def models(self) -> list[str]:
-        """The names of its models."""
         listed = self._answer("/models", None)
         try:
             return [str(entry["id"]) for entry in listed["data"]]
@@ -85,7 +85,6 @@ class ChatServer:
             raise EndpointError(f"{self.name} does not list its models as OpenAI's API does") from error
 
     def choice(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The first choice of the answer to a chat request."""
         return self._answer(_CHAT, request)["choices"][0]  # type: ignore[no-any-return]
 
     def _answer(self, path: str, request: dict[str, Any] | None) -> Any:
@@ -160,25 +159,23 @@ class ChatServer:
         return EndpointError(f"{self.name} refuses the request ({status}: {said})")
 
     def _reason(self, error: HTTPError) -> str:
-        """The server's own error message."""
         try:
             text = error.read(65536).decode("utf-8", "replace")
         except (OSError, HTTPException):
-            return str(error.reason)
-        try:
+            text = ""
+        with suppress(ValueError, AttributeError, RecursionError):
             said = json.loads(text)
             said = said.get("error", said)
             if isinstance(said, dict):
                 words = [said.get(name) for name in ("message", "detail", "code", "type")]
                 said = "; ".join(str(word) for word in words if word not in (None, "", error.code))
-            return self._shown(str(said)) or str(error.reason)
-        except (ValueError, AttributeError, RecursionError):
-            return self._shown(text) or str(error.reason)
+            text = str(said)
+        return self._shown(text) or str(error.reason)
 
-    def _shown(self, text: str, length: int = 300) -> str:
+    def _shown(self, text: str) -> str:
         """A server's text on one line without the key, which some servers repeat."""
         text = text.replace(self._key, "***") if self._key else text
-        return " ".join(text.split())[:length]
+        return " ".join(text.split())[:300]
 
 
 def _retry_after(error: HTTPError) -> float | None:

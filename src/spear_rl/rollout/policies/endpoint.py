@@ -14,8 +14,7 @@ from typing import Any
 from spear_rl.io.escaping import one_line
 from spear_rl.rollout.generator import Sampling, Stream, drained
 from spear_rl.rollout.policies.chat_client import ChatServer, EndpointError, OverlongError, UnansweredError
-from spear_rl.rollout.rendering.messages import MessageRenderer
-from spear_rl.rollout.rendering.renderer import Message
+from spear_rl.rollout.rendering.renderer import Message, MessageRenderer
 from spear_rl.types import Completion
 
 _log = logging.getLogger(__name__)

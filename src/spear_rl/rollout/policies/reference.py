@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from spear_rl.errors import UserError
 from spear_rl.rollout.generator import Stream, drained
-from spear_rl.rollout.rendering.messages import MessageRenderer
+from spear_rl.rollout.rendering.renderer import MessageRenderer
 from spear_rl.rollout.workers.progress import ProgressRunner, RunningEpisode
 from spear_rl.rollout.workers.runner import expert_actions
 from spear_rl.types import Completion
@@ -45,36 +45,26 @@ REFERENCES: dict[str, ActionsFn] = {"expert": expert, "random": uniform}
 
 
 class ReferencePolicy:
-    """A generator that takes the actions of `actions` in the episodes of `runner`, in each task's answer format."""
+    """A generator, and its own stream, that takes the actions of `actions` in the episodes of `runner`.
+
+    Every prompt is completed at once, in the task's answer format.
+    """
 
     def __init__(self, actions: ActionsFn, runner: ProgressRunner, renderer: MessageRenderer, *, seed: int) -> None:
         self._actions, self._runner, self._renderer, self._seed = actions, runner, renderer, seed
-
-    def stream(self) -> Stream:
-        return _ReferenceStream(self._completions)
+        self._episodes: dict[int, Iterator[Completion]] = {}
+        self._done: list[tuple[int, Completion]] = []
 
     def generate(self, prompts: Sequence[list[int]]) -> list[Completion]:
         return drained(self.stream(), prompts)
 
-    def _completions(self, key: int) -> Iterator[Completion]:
-        episode = self._runner.episodes[key]
-        for action in self._actions(episode, self._seed):
-            yield self._renderer.completion(episode.task.answer_format.format(action=action))
-        episode.has_given_up = True
-        yield self._renderer.completion("")
-
-
-class _ReferenceStream:
-    """Completes every prompt at once."""
-
-    def __init__(self, completions: Callable[[int], Iterator[Completion]]) -> None:
-        self._completions = completions
-        self._episodes: dict[int, Iterator[Completion]] = {}
-        self._done: list[tuple[int, Completion]] = []
+    def stream(self) -> Stream:
+        self._episodes, self._done = {}, []
+        return self
 
     def add(self, key: int, prompt: list[int]) -> None:
         if key not in self._episodes:
-            self._episodes[key] = self._completions(key)
+            self._episodes[key] = self._completions(self._runner.episodes[key])
         self._done.append((key, next(self._episodes[key])))
 
     def finished(self) -> list[tuple[int, Completion]]:
@@ -83,3 +73,9 @@ class _ReferenceStream:
 
     def __len__(self) -> int:
         return len(self._done)
+
+    def _completions(self, episode: RunningEpisode) -> Iterator[Completion]:
+        for action in self._actions(episode, self._seed):
+            yield self._renderer.completion(episode.task.answer_format.format(action=action))
+        episode.has_given_up = True
+        yield self._renderer.completion("")

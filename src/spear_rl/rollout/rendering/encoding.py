@@ -11,9 +11,9 @@ import re
 from functools import lru_cache
 from typing import Any
 
-MAX_SEGMENTS = 1 << 16
-MAX_SEGMENT_CHARACTERS = 2000
-"""Longer segments are rarely seen twice and are not cached."""
+MAX_CACHED = 1 << 16
+MAX_CACHED_CHARACTERS = 2000
+"""Longer segments are rarely seen twice."""
 
 _BOUNDARY = re.compile(r"(?<=[!-~]\n)(?=[!-~]| [A-Za-z'-])|(?<=;)(?= [A-Za-z])")
 
@@ -33,7 +33,7 @@ class Encoder:
         self._has_segments = is_fast and not splits_special and has_segments(tokenizer.backend_tokenizer)
         self._tokenizer = tokenizer
         self._options = {"verbose": False} if is_fast else {}  # prompts are bounded by rollout.max_context
-        self._cached_ids = lru_cache(maxsize=MAX_SEGMENTS)(self._ids)
+        self._cached_ids = lru_cache(maxsize=MAX_CACHED)(self._ids)
 
     def __call__(self, text: str) -> list[int]:
         if not text.isascii():  # a lone surrogate, which JSON can contain, is refused by tokenizers
@@ -42,7 +42,7 @@ class Encoder:
             return self._ids(text)
         ids: list[int] = []
         for segment in segments(text):
-            ids += self._cached_ids(segment) if len(segment) <= MAX_SEGMENT_CHARACTERS else self._ids(segment)
+            ids += self._cached_ids(segment) if len(segment) <= MAX_CACHED_CHARACTERS else self._ids(segment)
         return ids
 
     def _ids(self, text: str) -> list[int]:
@@ -67,20 +67,17 @@ def has_segments(backend: Any) -> bool:
     looks past one with a different result. Its normalizer must not move text across a boundary (NFC composes no ASCII
     character with a line's end or a space), and no added token may contain or strip white space, or start like a word.
     """
-    if _settings(backend.normalizer) not in (None, {"type": "NFC"}, {"type": "Sequence", "normalizers": []}):
+    normalizer, words = (
+        None if component is None else json.loads(component.__getstate__())
+        for component in (backend.normalizer, backend.pre_tokenizer)
+    )
+    if normalizer not in (None, {"type": "NFC"}, {"type": "Sequence", "normalizers": []}) or words is None:
         return False
-    words = _settings(backend.pre_tokenizer) or {"type": "none"}
-    kinds = [_kind(stage) for stage in (words["pretokenizers"] if words["type"] == "Sequence" else [words])]
+    kinds = [_kind(stage) for stage in words.get("pretokenizers", [words])]
     if "words" not in kinds or "unknown" in kinds:
         return False
-    return not any(
-        token.lstrip
-        or token.rstrip
-        or token.single_word
-        or re.match(r"[A-Za-z'-]", token.content)
-        or any(character.isspace() for character in token.content)
-        for token in backend.get_added_tokens_decoder().values()
-    )
+    added = backend.get_added_tokens_decoder().values()
+    return not any(t.lstrip or t.rstrip or t.single_word or re.search(r"^[A-Za-z'-]|\s", t.content) for t in added)
 
 
 def _kind(stage: dict[str, Any]) -> str:
@@ -91,7 +88,3 @@ def _kind(stage: dict[str, Any]) -> str:
         is_known = stage["pattern"].get("Regex") in _KNOWN_WORDS
         return "words" if is_known and stage["behavior"] == "Isolated" and not stage["invert"] else "unknown"
     return "harmless" if stage["type"] == "Digits" else "unknown"
-
-
-def _settings(component: Any) -> dict[str, Any] | None:
-    return None if component is None else json.loads(component.__getstate__())

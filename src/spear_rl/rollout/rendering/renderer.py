@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from spear_rl.errors import ConfigError
 from spear_rl.rollout.rendering.encoding import Encoder
-from spear_rl.types import ImagePrompt
+from spear_rl.types import Completion, ImagePrompt
 
 Message = dict[str, Any]
 """`role` and `content`, both strings; with images also `images`, a tuple of PNG files."""
@@ -25,19 +25,19 @@ _ANSWER = "\u2063answer\u2063"
 
 
 class Renderer(Protocol):
-    """Text to tokens and back; owns the chat template."""
+    """Text to tokens and back; owns the chat template.
 
-    def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """A whole conversation, ready for the policy's next message."""
+    prompt    a whole conversation, ready for the policy's next message
+    extended  the next prompt, after the policy's `completion_ids` and the environment's `reply` with its images
+    answer    the completion of a policy that writes exactly `text`
+    parse     the text of a completion
+    """
 
+    def prompt(self, messages: Sequence[Message]) -> list[int]: ...
     def extended(
         self, prompt_ids: list[int], completion_ids: list[int], reply: str, images: tuple[bytes, ...] = ()
-    ) -> list[int]:
-        """The next prompt, after the policy's `completion_ids` and the environment's `reply` with its images."""
-
-    def answer(self, text: str) -> list[int]:
-        """The completion of a policy that writes exactly `text`."""
-
+    ) -> list[int]: ...
+    def answer(self, text: str) -> list[int]: ...
     def parse(self, token_ids: list[int]) -> str: ...
 
 
@@ -115,3 +115,48 @@ class ChatRenderer:
     def _ids(self, text: str, images: tuple[bytes, ...]) -> list[int]:
         refuse_images(images)
         return self._encode(text)
+
+
+class MessageRenderer:
+    """A renderer without a tokenizer, for policies that read text: a token is the number of a distinct message.
+
+    In a new one:
+
+        prompt([{"role": "user", "content": "You see a desk 1."}])               == [0]
+        extended([0], answer("go to desk 1"), "You arrive at desk 1.")           == [0, 1, 2]
+        [message["role"] for message in messages([0, 1, 2])]                     == ["user", "assistant", "user"]
+    """
+
+    def __init__(self) -> None:
+        self._messages: list[tuple[str, str]] = []
+        self._numbers: dict[tuple[str, str], int] = {}
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        refuse_images(images_in(messages))
+        return [self._number(message["role"], message["content"]) for message in messages]
+
+    def extended(
+        self, prompt_ids: list[int], completion_ids: list[int], reply: str, images: tuple[bytes, ...] = ()
+    ) -> list[int]:
+        refuse_images(images)
+        return [*prompt_ids, *completion_ids, self._number("user", reply)]
+
+    def answer(self, text: str) -> list[int]:
+        return [self._number("assistant", text)]
+
+    def parse(self, token_ids: list[int]) -> str:
+        return "".join(self._messages[number][1] for number in token_ids).strip()
+
+    def messages(self, prompt_ids: Sequence[int]) -> list[Message]:
+        """The conversation that a prompt stands for."""
+        return [{"role": role, "content": content} for role, content in map(self._messages.__getitem__, prompt_ids)]
+
+    def completion(self, text: str, *, truncated: bool = False) -> Completion:
+        """A completion by a policy whose tokens are unknown."""
+        return Completion(self.answer(text), [0.0], truncated)
+
+    def _number(self, role: str, content: str) -> int:
+        number = self._numbers.setdefault((role, content), len(self._messages))
+        if number == len(self._messages):
+            self._messages.append((role, content))
+        return number

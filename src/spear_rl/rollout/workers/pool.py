@@ -78,7 +78,6 @@ class _Episode:
             worker.ask("step", number, action)
 
     def leave(self) -> None:
-        """Close the environment."""
         if self.worker is not None:
             self.worker.ask("close", self.number, None)
             del self.worker.episodes[self.number]
@@ -252,7 +251,7 @@ class Pool:
             self._add_answer(episode, kind, answer)
 
     def _add_answer(self, episode: _Episode, kind: str, answer: Any) -> None:
-        """Check an answer again, as an environment may have written it to the pipe itself; then record or compare it."""
+        """Check an answer again, as an environment may have written it to the pipe itself; then record or compare."""
         record, number = episode.record, episode.num_answers
         try:
             check = checked_observation if kind == "open" else checked_result
@@ -323,5 +322,4 @@ class Pool:
 
 
 def _num_cores() -> int:
-    """The cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -101,7 +101,6 @@ class WorkerProcess:
         self._unsent += protocol.request_frame((kind, number, content))
 
     def flush(self) -> None:
-        """Send as much as the pipe takes."""
         num_unsent = len(self._unsent)
         if not num_unsent:
             return
@@ -139,7 +138,6 @@ class WorkerProcess:
         return answers, is_alive
 
     def log_tail(self) -> str:
-        """The end of what it printed."""
         size = os.fstat(self._log.fileno()).st_size
         return os.pread(self._log.fileno(), TAIL_BYTES, max(size - TAIL_BYTES, 0)).decode("utf-8", "replace").strip()
 

@@ -25,25 +25,22 @@ Answer = Observation | StepResult | Failure
 
 
 class EnvRunner(Protocol):
-    """Runs episodes, each named by a key: one pending request per episode, answers in any order."""
+    """Runs episodes, each named by a key: one pending request per episode, answers in any order.
 
-    def open(self, key: int, task: Task) -> None:
-        """Start an episode of `task`; its answer is the first Observation."""
+    open     start an episode of `task`; its answer is the first Observation
+    step     act in an episode; its answer is a StepResult
+    answers  wait for `at_least` answers (at most as many as are pending) and return all there are
+    close    end the episode; its pending answer, if any, is dropped
+    call     call a function of an environment's author where the environments run; it returns plain values
+    len()    the number of pending answers
+    """
 
-    def step(self, key: int, action: str) -> None:
-        """Act in an episode; its answer is a StepResult."""
-
-    def answers(self, at_least: int) -> list[tuple[int, Answer]]:
-        """Wait for `at_least` answers (at most as many as are pending) and return all there are."""
-
-    def close(self, key: int) -> None:
-        """End the episode; its pending answer, if any, is dropped."""
-
-    def call(self, function: Callable[[], Any]) -> Any:
-        """Call a function of an environment's author where the environments run; it returns plain values."""
-
-    def __len__(self) -> int:
-        """The number of pending answers."""
+    def open(self, key: int, task: Task) -> None: ...
+    def step(self, key: int, action: str) -> None: ...
+    def answers(self, at_least: int) -> list[tuple[int, Answer]]: ...
+    def close(self, key: int) -> None: ...
+    def call(self, function: Callable[[], Any]) -> Any: ...
+    def __len__(self) -> int: ...
 
 
 def expert_actions(task: Task, seed: int, runner: EnvRunner) -> list[str]:

@@ -23,7 +23,6 @@ GRACE = 1.0
 
 
 def main() -> None:
-    """Answer requests until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which then closes the pool
     source, sink = _private_pipes()
     requests: SimpleQueue[Request | None] = SimpleQueue()
