@@ -11,7 +11,6 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from spear_rl.app.config import load
@@ -19,13 +18,13 @@ from spear_rl.app.train import train_from
 from spear_rl.engines.models.load import model_in_folder
 from spear_rl.engines.models.smollm2 import smollm2
 from spear_rl.envs import ENVIRONMENTS
-from spear_rl.rollout import ChatRenderer, collect_groups, growing_chat, independent_turns
+from spear_rl.rollout import LAYOUTS, ChatRenderer, collect_groups
 from spear_rl.train.callbacks import Event
 from spear_rl.types import Completion
 
 
 class TimedRenderer:
-    """Adds up the CPU time of ChatRenderer's methods, and hashes what they return, while it is entered."""
+    """While entered, adds up the CPU time of ChatRenderer's methods and hashes what they return."""
 
     METHODS = ("prompt", "extended", "answer", "parse")
 
@@ -57,7 +56,7 @@ class TimedRenderer:
 
 
 def measure_preset(name: str, *, steps: int, episodes: int) -> None:
-    """A short run; the cold start is counted apart from the steps."""
+    """The share of rendering in the steps of a short run, without its cold start."""
     marks: list[tuple[float, float]] = []
     with TimedRenderer() as renderer, tempfile.TemporaryDirectory() as folder:
 
@@ -75,7 +74,7 @@ def measure_preset(name: str, *, steps: int, episodes: int) -> None:
 
 
 class RandomPlayer:
-    """Says one of a few actions, each with a long thought that no cache has seen before."""
+    """Takes one of a few actions at random, each after a thought of 40 words."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer, self._rng = tokenizer, random.Random(0)
@@ -94,7 +93,7 @@ def measure_long_episodes() -> None:
     """Household episodes of 30 turns with SmolLM2's tokenizer; no model is run."""
     _, tokenizer = smollm2(model_in_folder)
     tasks = ENVIRONMENTS["household"]("train", level="hard")[:16]
-    for name, layout in {"chat": growing_chat, "turns": partial(independent_turns, num_recent=8)}.items():
+    for name in ("chat", "turns", "log"):
         with TimedRenderer() as renderer:
             collect_groups(
                 tasks,
@@ -103,7 +102,7 @@ def measure_long_episodes() -> None:
                 renderer=ChatRenderer(tokenizer),
                 max_turns=30,
                 step=0,
-                layout=layout,
+                layout=LAYOUTS[name],
             )
         each = 1e6 * renderer.seconds / renderer.num_prompts
         print(f"30 turns, layout {name}: {each:.0f} us per prompt, {renderer.num_prompts} prompts, {renderer.digest}")
