@@ -73,6 +73,8 @@ def close_quietly(env: Environment) -> None:
 
 def checked_observation(value: object, where: str) -> Observation:
     """`value` as a plain Observation; `where` names what returned it."""
+    if type(value) is Observation and _is_plain(value):
+        return value
     if not isinstance(value, Observation):
         raise ContractError(f"{where} returned {described(value)}, not an Observation{_hint(value)}")
     return Observation(**_converted(value, _OBSERVATION, f"{where} returned an Observation"))
@@ -80,6 +82,8 @@ def checked_observation(value: object, where: str) -> Observation:
 
 def checked_result(value: object, where: str) -> StepResult:
     """`value` as a plain StepResult; `where` names what returned it."""
+    if type(value) is StepResult and _is_plain_result(value):
+        return value
     if not isinstance(value, StepResult):
         raise ContractError(f"{where} returned {described(value)}, not a StepResult{_hint(value)}")
     values = _converted(value, _RESULT, f"{where} returned a StepResult")
@@ -120,6 +124,29 @@ def _hint(value: object) -> str:
         value.close()
         return " (leave out `async`)"
     return " (Gymnasium's tuples have to be turned into one)" if isinstance(value, tuple) else ""
+
+
+def _is_plain(seen: Observation) -> bool:
+    """Whether an Observation needs no conversion; this is the common case, and much faster than converting."""
+    try:
+        if not type(seen.choices) is type(seen.images) is tuple or seen.images:
+            return False
+        texts = [seen.text, seen.state_key, *seen.choices]
+        return {*map(type, texts)} == {str} and len(text := "".join(texts)) <= MAX_TEXT and text.isascii()
+    except AttributeError:  # a field that was never set
+        return False
+
+
+def _is_plain_result(result: StepResult) -> bool:
+    try:
+        values = (result.observation, result.reward, result.done, result.used_tool, result.invalid, result.metrics)
+        if tuple(map(type, values)) != (Observation, float, bool, bool, str, dict) or result.metrics:
+            return False
+        if type(result.success) not in (bool, type(None)) or not -MAX_NUMBER <= result.reward <= MAX_NUMBER:
+            return False
+        return len(result.invalid) <= MAX_TEXT and result.invalid.isascii() and _is_plain(result.observation)
+    except AttributeError:
+        return False
 
 
 _Convert = Callable[[Any], Any]
