@@ -129,7 +129,7 @@ def _hint(value: object) -> str:
 def _is_plain(seen: Observation) -> bool:
     """Whether an Observation needs no conversion; this is the common case, and much faster than converting."""
     try:
-        if not type(seen.choices) is type(seen.images) is tuple or seen.images:
+        if type(seen.choices) is not tuple or type(seen.images) is not tuple or seen.images:
             return False
         texts = [seen.text, seen.state_key, *seen.choices]
         return {*map(type, texts)} == {str} and len(text := "".join(texts)) <= MAX_TEXT and text.isascii()
@@ -140,7 +140,8 @@ def _is_plain(seen: Observation) -> bool:
 def _is_plain_result(result: StepResult) -> bool:
     try:
         values = (result.observation, result.reward, result.done, result.used_tool, result.invalid, result.metrics)
-        if tuple(map(type, values)) != (Observation, float, bool, bool, str, dict) or result.metrics:
+        types = (Observation, float, bool, bool, str, dict)
+        if not all(type(value) is kind for value, kind in zip(values, types, strict=True)) or result.metrics:
             return False
         if type(result.success) not in (bool, type(None)) or not -MAX_NUMBER <= result.reward <= MAX_NUMBER:
             return False

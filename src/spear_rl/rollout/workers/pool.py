@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import pickle
 import select
 import time
@@ -88,7 +87,7 @@ class Pool:
     """Runs environments in up to `num_workers` processes; use it in a `with` statement, or call `shut`.
 
     Args:
-        num_workers: one per core by default; each is started when there is an episode for it.
+        num_workers: each is started when there is an episode for it.
         python: the interpreter of another virtual environment, whose packages the environments then see; it needs
             Python 3.11 and nothing of ours. By default this interpreter, with its `sys.path`.
         step_timeout: seconds for one step, or for closing an environment, after which its worker counts as hung.
@@ -99,13 +98,12 @@ class Pool:
     def __init__(
         self,
         *,
-        num_workers: int | None = None,
+        num_workers: int = 1,
         python: str | None = None,
         step_timeout: float = 60.0,
         reset_timeout: float | None = None,
     ) -> None:
-        self._num_workers = num_workers or _num_cores()
-        self._python = python
+        self._num_workers, self._python = num_workers, python
         reset_timeout = RESETS_PER_STEP * step_timeout if reset_timeout is None else reset_timeout
         self._limits = dict.fromkeys(("start", "load"), max(reset_timeout, MIN_START_SECONDS))
         self._limits |= dict.fromkeys(("open", "call"), reset_timeout)
@@ -319,7 +317,3 @@ class Pool:
         _log.debug("its output ended with:\n%s", worker.log_tail())
         self.num_replaced += 1
         return error
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
