@@ -31,7 +31,7 @@ class Stream(Protocol):
     """Continuous batching: prompts may be added while others are being completed.
 
     add       request a completion; `key` names the conversation, whose next prompt may reuse this one's prefix
-    finished  wait for at least one completion and return all finished ones; empty if none is pending
+    finished  wait for at least one completion and return those that are finished; empty if none is pending
     len()     the number of pending completions
     """
 

@@ -125,15 +125,12 @@ class _EndpointStream:
         self._start()
 
     def finished(self) -> list[tuple[int, Completion]]:
-        done: list[tuple[int, Completion]] = []
-        while not done and len(self):
-            answers = [self._answers.get()]
-            while not self._answers.empty():  # this thread is the only reader
-                answers.append(self._answers.get())
-            self._num_running -= len(answers)
-            self._start()
-            done += [(key, self._completion(key, answer)) for key, answer in answers]
-        return done
+        if not len(self):
+            return []
+        key, answer = self._answers.get()
+        self._num_running -= 1
+        self._start()
+        return [(key, self._completion(key, answer))]
 
     def __len__(self) -> int:
         return len(self._waiting) + self._num_running
