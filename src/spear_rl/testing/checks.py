@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from spear_rl.errors import UserError
 from spear_rl.io.escaping import in_words
-from spear_rl.rollout.env import Observation, StepResult, Task
+from spear_rl.rollout.env import StepResult, Task
 from spear_rl.rollout.workers.pool import Pool
 from spear_rl.rollout.workers.runner import Answer, Failure
-from spear_rl.testing.play import STRANGE, Answers, BrokenError, Play, Timing, expert_script
+from spear_rl.testing.play import STRANGE, BrokenError, Play, Timing, expert_script
 
 STEP_SECONDS = 10.0
 """A longer step counts as hung; making and resetting an environment may take five times as long."""
@@ -30,26 +30,23 @@ def task_faults(task: Task, max_turns: int, timing: Timing) -> Iterator[str]:
 
 
 def _types(play: Play) -> Iterator[str]:
-    first, *_ = play.answers(STRANGE)  # BrokenError if an answer is not as the protocol says
-    if isinstance(first, Observation) and not first.text.strip():
+    first, _ = play.episode(STRANGE)  # BrokenError if an answer is not as the protocol says
+    if not first.text.strip():
         raise BrokenError("the first observation has no text: the policy would have nothing to answer to")
     if play.make_env() is play.make_env():
         yield "make_env gives the same object twice: siblings would share one episode"
 
 
 def _determinism(play: Play) -> Iterator[str]:
-    if any(play.answers(script) != play.answers(script) for script in play.scripts):
+    if any(play.episode(script) != play.episode(script) for script in play.scripts):
         yield "the same actions led to different answers: an episode must be deterministic"
         return
-    alone = play.answers(play.scripts[-1])
+    first, results = play.episode(play.scripts[-1])
     episodes = [play.start(), play.start()]
-    both: list[Answers] = [[first] for _, first in episodes]
-    for action in play.scripts[-1][: len(alone) - 1]:
-        for (env, _), answers in zip(episodes, both, strict=True):
-            answers.append(play.step(env, action))
+    both = [[play.step(env, action) for env, _ in episodes] for action in play.scripts[-1][: len(results)]]
     for env, _ in episodes:
         play.close(env)
-    if both != [alone, alone]:
+    if both != [[result, result] for result in results] or any(other != first for _, other in episodes):
         yield "two episodes played at the same time disturb each other: they share something that changes"
     if expert_script(play.task, 0) != expert_script(play.task, 0):
         yield "demonstrate gives different actions for the same seed"
@@ -57,22 +54,20 @@ def _determinism(play: Play) -> Iterator[str]:
 
 def _rewards(play: Play) -> Iterator[str]:
     for action in STRANGE:
-        result = play.answers([action])[-1]
-        if isinstance(result, StepResult) and result.reward > 0:
+        if any(result.reward > 0 for result in play.episode([action])[1]):
             yield f"saying {action[:20]!r} at the start is rewarded"
-    results = [answer for script in play.scripts for answer in play.answers(script) if isinstance(answer, StepResult)]
+    results = (result for script in play.scripts for result in play.episode(script)[1])
     if any(result.invalid and result.reward > 0 for result in results):
         yield "a turn it calls invalid is rewarded"
 
 
 def _choices(play: Play) -> Iterator[str]:
-    [first] = play.answers([])
-    for choice in first.choices[:10] if isinstance(first, Observation) else ():
+    for choice in play.episode([])[0].choices[:10]:
         action = play.answer(choice)
-        result = play.answers([action])[-1]
-        if isinstance(result, StepResult) and result.invalid:
-            yield f"it lists {choice!r} among its choices and calls {action!r} invalid ({result.invalid})"
-            return
+        for result in play.episode([action])[1]:
+            if result.invalid:
+                yield f"it lists {choice!r} among its choices and calls {action!r} invalid ({result.invalid})"
+                return
 
 
 def _end(play: Play) -> Iterator[str]:
@@ -92,13 +87,12 @@ def _end(play: Play) -> Iterator[str]:
 
 def _state_keys(play: Play) -> Iterator[str]:
     """Equal keys must mean equal states, and equal states should have equal keys."""
-    nonsense = play.answers(STRANGE[:5])
-    still = [answer.observation for answer in nonsense if isinstance(answer, StepResult) and answer.invalid]
+    still = [result.observation for result in play.episode(STRANGE[:5])[1] if result.invalid]
     texts, keys = {seen.text for seen in still}, {seen.state_key for seen in still}
     if len(still) > 2 and len(texts) == 1 and len(keys) == len(still):
         yield "its state_key changes when nothing happens: no two states would ever count as the same"
-    walk = play.answers(play.scripts[-1])
-    seen = [answer.observation if isinstance(answer, StepResult) else answer for answer in walk]
+    first, results = play.episode(play.scripts[-1])
+    seen = [first, *(result.observation for result in results)]
     keys = {observation.state_key for observation in seen}
     if len({(s.text, s.choices) for s in seen}) > 2 and len(keys) == 1 and keys != {""}:
         yield f"its state_key is {seen[0].state_key!r} whatever happens: all states would count as the same"
@@ -110,13 +104,12 @@ def expert_faults(tasks: Sequence[Task], *, num_seeds: int = 3) -> Iterator[str]
     for task, seed in ((task, seed) for task in tasks if task.demonstrate for seed in range(num_seeds)):
         try:
             script = expert_script(task, seed)
-            results = Play(task, len(script), Timing()).answers(script)[1:]
+            _, results = Play(task, len(script), Timing()).episode(script)
         except BrokenError as error:
             yield f"{task.id}: its expert's episode broke: {error}"
             return
         solved = 0.0
         for action, result in zip(script, results, strict=False):
-            assert isinstance(result, StepResult)
             if result.invalid:
                 yield f"{task.id}: its expert says {action[:40]!r}, which the game calls invalid ({result.invalid})"
                 return
@@ -144,12 +137,12 @@ def worker_faults(tasks: Sequence[Task], max_turns: int) -> Iterator[str]:
     with Pool(num_workers=1, step_timeout=STEP_SECONDS) as pool:
         for task in tasks:
             play = Play(task, max_turns, Timing())
-            here = play.answers(play.scripts[-1])
-            there = list(_answers_in_worker(pool, task, play.scripts[-1][: len(here) - 1]))
+            first, results = play.episode(play.scripts[-1])
+            there = list(_answers_in_worker(pool, task, play.scripts[-1][: len(results)]))
             failures = [answer for answer in there if isinstance(answer, Failure)]
             if failures:
                 yield f"{task.id}: it cannot be played in a worker process: {in_words(failures[0].error)}"
-            elif there != here:
+            elif there != [first, *results]:
                 yield f"{task.id}: another process gave different answers (the order of a set, or something outside?)"
 
 

@@ -20,10 +20,6 @@ STRANGE = (
 """Answers that a policy gives sooner or later."""
 
 
-Answers = list[Observation | StepResult]
-"""The first observation and the results of all actions."""
-
-
 @dataclass
 class Timing:
     """How long resets and steps took, in seconds."""
@@ -96,17 +92,16 @@ class Play:
         with _as_broken("close"):
             env.close()
 
-    def answers(self, actions: Sequence[str]) -> Answers:
-        """The answers of an episode with these actions, up to its end."""
+    def episode(self, actions: Sequence[str]) -> tuple[Observation, list[StepResult]]:
+        """The first observation and the results of these actions, up to the episode's end."""
         env, first = self.start()
-        answers: Answers = [first]
+        results: list[StepResult] = []
         for action in actions[: self._max_turns]:
-            result = self.step(env, action)
-            answers.append(result)
-            if result.done:
+            results.append(self.step(env, action))
+            if results[-1].done:
                 break
         self.close(env)
-        return answers
+        return first, results
 
     @cached_property
     def scripts(self) -> list[list[str]]:
