@@ -36,10 +36,10 @@ from spear_rl.envs.webshop.search import _WORD
 from spear_rl.envs.webshop.session import parsed_action
 from spear_rl.errors import UserError
 from spear_rl.io.escaping import indented, markdown, one_line, visible
-from spear_rl.rollout.layouts import _named, without_thoughts
+from spear_rl.rollout.layouts import _action, without_thoughts
 from spear_rl.rollout.policies.endpoint import with_stop
-from spear_rl.rollout.rendering.encoding import Encoder, pieces
-from spear_rl.rollout.rendering.messages import MessageRenderer
+from spear_rl.rollout.rendering.encoding import Encoder, segments
+from spear_rl.rollout.rendering.renderer import MessageRenderer
 from spear_rl.sandbox.client.fusion import ESCAPES
 from spear_rl.types import Completion, Group, Stop, Trajectory, Turn
 
@@ -97,10 +97,10 @@ READERS: dict[str, Callable[[str], object]] = {
     "game's grammar": lambda text: GameFile("", text, "", (), True, "").is_published,
     "PDDL": read_formula,
     "Boxoban": _HEAD.split,
-    "named turn": lambda text: _named(turn(text)),
+    "named turn": lambda text: _action(turn(text)),
     "unreadable": lambda text: unreadable(group(text)),
     "repetitive": lambda text: repetitive(group(text)),
-    "pieces": lambda text: list(pieces(text)),
+    "segments": segments,
     "encoder": ENCODER,
     "messages": lambda text: (own := MessageRenderer()).messages(own.prompt([{"role": "user", "content": text}])),
     "stop string": lambda text: with_stop(text, ("</action>", "</think>"), {"finish_reason": "stop"}),

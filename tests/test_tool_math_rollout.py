@@ -17,7 +17,7 @@ from spear_rl.engines.models.tiny import tiny_tokenizer
 from spear_rl.envs import tool_math
 from spear_rl.envs.tool_math.calls import call_text
 from spear_rl.rollout import ChatRenderer, collect_groups
-from spear_rl.rollout.workers.other_venv import tasks_elsewhere
+from spear_rl.rollout.workers.other_venv import tasks_from_other_venv
 from spear_rl.rollout.workers.pool import Pool
 from spear_rl.testing import check_tasks
 from spear_rl.train.collate import collate
@@ -171,7 +171,9 @@ def test_the_tiny_preset_trains_from_end_to_end_with_the_real_sandbox(spear, tmp
 
 
 def test_tasks_from_another_virtual_environment_keep_their_role_and_their_price():
-    [task, *_] = tasks_elsewhere("test", python=sys.executable, name="spear_rl.envs.tool_math:tasks", level="tiny")
+    [task, *_] = tasks_from_other_venv(
+        "test", python=sys.executable, name="spear_rl.envs.tool_math:tasks", level="tiny"
+    )
     assert (task.instructions_role, task.unfinished_reward) == ("system", -1.0)
     assert task.make_env().reset().text.endswith("=?")
 

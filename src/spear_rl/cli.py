@@ -225,12 +225,12 @@ def check_env(
     Example: spear check-env my_game:tasks level=3
     """
     from spear_rl.envs import ENVIRONMENTS
-    from spear_rl.rollout.workers.other_venv import tasks_elsewhere
+    from spear_rl.rollout.workers.other_venv import tasks_from_other_venv
     from spear_rl.testing import Timing, check_tasks, loaded_tasks
 
     settings = _task_options(options)
     if python:
-        tasks_fn: TasksFn = partial(tasks_elsewhere, python=python, name=env)
+        tasks_fn: TasksFn = partial(tasks_from_other_venv, python=python, name=env)
     else:
         tasks_fn = ENVIRONMENTS[env] if env in ENVIRONMENTS else loaded_tasks(env)
     timing = Timing()

@@ -12,17 +12,17 @@ from spear_rl.errors import ConfigError, OptionError, UserError
 from spear_rl.io.escaping import clipped
 from spear_rl.io.files import same_folder
 from spear_rl.rollout.collect import collect_groups, demonstration, report_failures
-from spear_rl.rollout.contract import ContractError, with_place
+from spear_rl.rollout.contract import ContractError, with_location
 from spear_rl.rollout.env import StepResult, Task, TasksFn
 from spear_rl.rollout.generator import Generator, Sampling
 from spear_rl.rollout.layouts import LAYOUTS
 from spear_rl.rollout.rendering.images import VisionRenderer
 from spear_rl.rollout.rendering.renderer import ChatRenderer, Renderer
 from spear_rl.rollout.tasks import loaded_tasks, panel_of
-from spear_rl.rollout.workers.other_venv import tasks_elsewhere
+from spear_rl.rollout.workers.other_venv import tasks_from_other_venv
 from spear_rl.rollout.workers.pool import Pool
-from spear_rl.rollout.workers.progress import Tally, Watched
-from spear_rl.rollout.workers.runner import EnvRunner, Failure, InProcess, demonstrated
+from spear_rl.rollout.workers.progress import ProgressRunner, Tally
+from spear_rl.rollout.workers.runner import EnvRunner, Failure, InProcess, expert_actions
 from spear_rl.types import Group, Trajectory
 
 SPLITS = ("train", "validation", "test")
@@ -47,7 +47,7 @@ def tasks_of(config: Config, split: str, *, count: int | None = None) -> Sequenc
             raise ConfigError(f"--split cannot be {split!r} with {name}: {clipped(str(error), 500)}") from error
         if options and isinstance(error, (ValueError, TypeError)):
             raise ConfigError(f"task.options: {clipped(str(error), 500)}") from error
-        raise ConfigError(f"task.env: tasks({split!r}) of {name} raised {with_place(error)}") from error
+        raise ConfigError(f"task.env: tasks({split!r}) of {name} raised {with_location(error)}") from error
     if not len(panel):
         setting = "task.options leave" if options else "task.env: there is"
         raise ConfigError(f"{setting} no task in the {split} panel of {name}{': widen them' if options else ''}")
@@ -66,7 +66,7 @@ def _tasks_fn(config: Config) -> TasksFn:
         raise ConfigError(f"task.env: there is no environment {name!r}; there are: {choices}")
     if python:
         ours = ENVIRONMENTS.get(name)
-        return partial(tasks_elsewhere, python=python, name=f"{ours.__module__}:tasks" if ours else name)
+        return partial(tasks_from_other_venv, python=python, name=f"{ours.__module__}:tasks" if ours else name)
     tasks = ENVIRONMENTS[name] if name in ENVIRONMENTS else loaded_tasks(name)
     try:
         parameters = inspect.signature(tasks).parameters.values()
@@ -126,7 +126,7 @@ def _play_experts(
                 texts[index].append(answer.observation.text)
             else:
                 task, texts[index] = tasks[index], [answer.text]
-                actions[index] = iter(demonstrated(task, index, runner) if task.demonstrate else ())
+                actions[index] = iter(expert_actions(task, index, runner) if task.demonstrate else ())
             is_over = isinstance(answer, Failure) or getattr(answer, "done", False)
             action = None if is_over else next(actions[index], None)
             if action is None:
@@ -162,9 +162,9 @@ class Player:
         if isinstance(self._runner, Pool):
             self._runner.shut()
 
-    def watched(self, num_episodes: int, notice: Callable[[Tally], None] | None = None) -> Watched:
+    def watched(self, num_episodes: int, notice: Callable[[Tally], None] | None = None) -> ProgressRunner:
         """Report progress for the next `num_episodes` episodes."""
-        self._envs = watched = Watched(self._runner, num_episodes=num_episodes, notice=notice)
+        self._envs = watched = ProgressRunner(self._runner, num_episodes=num_episodes, notice=notice)
         return watched
 
     def groups(

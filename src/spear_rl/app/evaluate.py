@@ -16,7 +16,7 @@ from spear_rl.rollout.generator import Generator
 from spear_rl.rollout.policies.chat_client import ChatServer, EndpointError, UnansweredError
 from spear_rl.rollout.policies.endpoint import ChatEndpoint
 from spear_rl.rollout.policies.reference import REFERENCES, ReferencePolicy
-from spear_rl.rollout.rendering.messages import MessageRenderer
+from spear_rl.rollout.rendering.renderer import MessageRenderer
 from spear_rl.rollout.workers.progress import Tally
 from spear_rl.settings.ranges import Range, checked
 from spear_rl.train.evaluate import Evaluation, Samples, evaluation, sampled

@@ -16,7 +16,7 @@ from torch import Tensor
 from spear_rl.engines.generation.sampling import StopStrings, sampled
 from spear_rl.engines.scoring.logprobs import RowInputs
 from spear_rl.rollout.generator import Sampling
-from spear_rl.rollout.rendering.images import opened
+from spear_rl.rollout.rendering.images import pil_image
 from spear_rl.types import Completion
 
 MAX_PROMPTS = 64
@@ -34,7 +34,7 @@ class Pixels:
         """The model's inputs for [B, T] tokens with the images of each row; none if no row has an image."""
         if not any(images):
             return {}
-        pictures = [[opened(image) for image in row] for row in images]
+        pictures = [[pil_image(image) for image in row] for row in images]
         made = self._processor.image_processor(images=pictures, return_tensors="pt")
         inputs = {name: value.to(self._model.device) for name, value in made.items() if name in self._accepted}
         inputs["pixel_values"] = inputs["pixel_values"].to(self._model.get_input_embeddings().weight.dtype)
