@@ -114,7 +114,7 @@ def _with_messages(policy: str, config: Config, options: EvalOptions, notice: No
                 sampling=sampling_of(config, temperature=config.eval.temperature),
                 seed=config.run.seed,
                 num_parallel=options.parallel,
-                on_lost=envs.lose,
+                on_lost=envs.fail,
             )
         max_turns = config.eval.max_turns
         groups = player.groups(tasks, generator, group_size=options.num_played, step=0, max_turns=max_turns)
