@@ -46,7 +46,7 @@ def _measured(part: str, num_products: int, cache: str) -> dict:
 
 def _made(num_products: int, cache: str) -> dict:
     from spear_rl.envs.webshop import source_of
-    from spear_rl.envs.webshop.data.shelf import opened_shop
+    from spear_rl.envs.webshop.data.shop import open_shop
 
     source = source_of(num_products=num_products)
     start = time.perf_counter()
@@ -54,7 +54,7 @@ def _made(num_products: int, cache: str) -> dict:
         pass
     generate = time.perf_counter() - start
     start = time.perf_counter()
-    opened_shop(source, cache)
+    open_shop(source, cache)
     return {"generate": generate, "make": time.perf_counter() - start, "peak_mib": _peak_mib()}
 
 
@@ -64,7 +64,7 @@ def _played(num_products: int, cache: str, num_steps: int = 6_000) -> dict:
 
     start = time.perf_counter()
     from spear_rl.envs.webshop import tasks
-    from spear_rl.envs.webshop.shoppers import query_in
+    from spear_rl.envs.webshop.experts import query_in
 
     panel = tasks("train", num_products=num_products, cache=cache)
     opened = time.perf_counter() - start

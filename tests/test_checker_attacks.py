@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from checker_attacks import ATTACKS, COSTS, NAMES, Attack, payload
-from spear_rl.envs.tool_math.verification.admissible import is_admissible
 from spear_rl.envs.tool_math.verification.answers import is_same_answer
-from spear_rl.envs.tool_math.verification.checker import MODULE, CheckerError, MathVerify
+from spear_rl.envs.tool_math.verification.checker import MODULE, CheckerError, MathVerify, is_admissible
 from spear_rl.sandbox import Interpreter, Limits, Result, SandboxUnavailable
 
 pytest.importorskip("math_verify")

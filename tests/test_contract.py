@@ -22,7 +22,7 @@ from spear_rl.rollout.collect import EpisodesFailedError
 from spear_rl.rollout.contract import ContractError, checked_result
 from spear_rl.rollout.tasks import panel_of
 from spear_rl.rollout.workers.pool import Pool
-from spear_rl.rollout.workers.runner import demonstrated
+from spear_rl.rollout.workers.runner import expert_actions
 from test_stream import Digits
 
 BOTH = pytest.mark.parametrize("workers", [0, 2])
@@ -173,7 +173,7 @@ def test_one_hanging_task_is_left_out_of_many(tokenizer):
 @pytest.mark.parametrize("kind", ["expert_text", "expert_none", "expert_numbers", "expert_endless"])
 def test_an_expert_that_gives_no_list_of_texts_is_named(runner_with, kind, workers):
     with pytest.raises(UserError) as error:
-        demonstrated(hostile.task(kind), 0, runner_with(workers))
+        expert_actions(hostile.task(kind), 0, runner_with(workers))
     assert f"hostile/{kind}/0" in one_sentence(error.value)
 
 
@@ -181,7 +181,7 @@ def test_an_expert_that_gives_no_list_of_texts_is_named(runner_with, kind, worke
 @pytest.mark.parametrize("deed", hostile.RAISING)
 def test_what_an_expert_raises_is_one_sentence(runner_with, deed, workers):
     with pytest.raises(UserError, match="demonstrate of hostile/") as error:
-        demonstrated(hostile.task(f"expert:{deed}"), 0, runner_with(workers))
+        expert_actions(hostile.task(f"expert:{deed}"), 0, runner_with(workers))
     one_sentence(error.value)
 
 
@@ -189,12 +189,12 @@ def test_an_expert_that_hangs_or_dies_in_a_worker_is_one_sentence():
     with Pool(num_workers=1, step_timeout=0.3) as pool:
         for deed, words in {"hang": "hung during demonstrate", "segfault": "died of signal 11"}.items():
             with pytest.raises(UserError, match=words):
-                demonstrated(hostile.task(f"expert:{deed}"), 0, pool)
-        assert demonstrated(hostile.task("good"), 0, pool) == ["look", "7", "look"]
+                expert_actions(hostile.task(f"expert:{deed}"), 0, pool)
+        assert expert_actions(hostile.task("good"), 0, pool) == ["look", "7", "look"]
 
 
 def test_an_expert_that_does_not_pickle_is_asked_here(pool):
-    assert demonstrated(Task("t", hostile.Game, demonstrate=lambda seed: ["a"] * seed), 2, pool) == ["a", "a"]
+    assert expert_actions(Task("t", hostile.Game, demonstrate=lambda seed: ["a"] * seed), 2, pool) == ["a", "a"]
 
 
 def test_an_environment_in_this_process_cannot_move_the_trainer_to_another_folder(tokenizer):
@@ -237,7 +237,7 @@ VALUES = st.one_of(
 def test_any_values_come_out_as_their_types_say_or_not_at_all(fields):
     result = StepResult(**{"observation": hostile.SEEN, **fields})
     try:
-        checked = checked_result(result, lambda: "Game.step")
+        checked = checked_result(result, "Game.step")
     except ContractError as error:
         one_sentence(error)
         return
@@ -247,7 +247,7 @@ def test_any_values_come_out_as_their_types_say_or_not_at_all(fields):
     assert checked.success is None or type(checked.success) is bool
     assert all(type(name) is str and type(value) is float for name, value in checked.metrics.items())
     checked.observation.text.encode()
-    assert checked_result(checked, lambda: "") == checked
+    assert checked_result(checked, "") == checked
     assert json.loads(json.dumps(checked.metrics)) == checked.metrics
 
 

@@ -12,10 +12,12 @@ import transformers
 from conftest import random_batch
 from spear_rl import sandbox
 from spear_rl.app import doctor
+from spear_rl.app.build_training import engine_of
 from spear_rl.app.config import Config, load
 from spear_rl.engines.base import Term
+from spear_rl.engines.device import free_bytes
 from spear_rl.engines.hf import HFEngine
-from spear_rl.engines.memory import GIB, Footprint, activation_bytes, fitting_tokens, footprint, free_bytes
+from spear_rl.engines.memory import GIB, Footprint, activation_bytes, fitting_tokens, footprint
 from spear_rl.engines.models.load import model_in_folder
 from spear_rl.engines.models.lora import with_adapter
 from spear_rl.functional import clipped_surrogate
@@ -88,7 +90,17 @@ def test_estimated_weights_and_optimizer_are_the_tensors_there_are(tokenizer, dt
     assert taken.weights == weights
     assert taken.optimizer == held
     slots = engine._slots.slots
-    assert taken.slots == slots.num_bytes == sum(t.numel() * t.element_size() for pair in slots.layers for t in pair)
+    assert taken.slots == sum(t.numel() * t.element_size() for pair in slots.layers for t in pair)
+
+
+@pytest.mark.parametrize(("max_context", "num_tasks"), [(90, 2), (700, 3), (5000, 2)])
+def test_the_engine_and_the_doctor_count_the_same_kv_cache(folder, max_context, num_tasks):
+    settings = [f"rollout.max_context={max_context}", f"rollout.num_tasks={num_tasks}", "rollout.group_size=2"]
+    config = config_for(folder, "engine.attention=packed", "rollout.max_new_tokens=7", *settings)
+    engine = engine_of(config)
+    engine.generate([[5, 6, 7]])
+    held = sum(t.numel() * t.element_size() for pair in engine._slots.slots.layers for t in pair)
+    assert doctor.estimate(config)[0].slots == held
 
 
 def test_adapters_on_named_layers_alone_are_counted_as_such():
@@ -181,7 +193,7 @@ def test_the_doctor_examines_a_folder_and_says_which_attention_it_will_have(spea
     transformers.Gemma2Config(**(AGREE["Gemma"] | {"num_hidden_layers": 2})).save_pretrained(tmp_path)
     code, text = spear("doctor", f"engine.model={tmp_path}", "engine.device=cpu")
     assert code == 0, text
-    assert "padded: Gemma2ForCausalLM does not leave plain causal attention to us" in text
+    assert "padded: Gemma2ForCausalLM does not use plain causal attention" in text
 
 
 def test_the_doctor_says_what_is_missing(spear, tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from conftest import random_batch
 from spear_rl.engines.base import Batch, NonFiniteLossError, Term
+from spear_rl.engines.generation.sampling import StopStrings
 from spear_rl.engines.scoring.logprobs import row_inputs, token_scores
 from spear_rl.functional import (
     LossOutput,
@@ -174,13 +175,13 @@ def test_a_conversation_costs_only_its_new_tokens(make_engine, tokenizer, monkey
     engine, renderer = make_engine(), ChatRenderer(tokenizer)
     prompts = [renderer.prompt([{"role": "user", "content": "red code 1 2 3 4 5 6 7"}])] * 6
     widths = []
-    original = engine._decoder._fed
+    original = engine._native._decoder._feed
 
     def counted(memory, ids, real):
         widths.append(tuple(ids.shape))
         return original(memory, ids, real)
 
-    monkeypatch.setattr(engine._decoder, "_fed", counted)
+    monkeypatch.setattr(engine._native._decoder, "_feed", counted)
     completions = engine.generate(prompts)
     assert widths[0] == (1, len(prompts[0])), "siblings share one prefill"
     longer = [renderer.extended(p, c.token_ids, "wrong") for p, c in zip(prompts, completions, strict=True)]
@@ -264,3 +265,15 @@ def test_the_kl_to_the_reference_starts_at_zero_and_pulls_back(make_engine):
     metrics = [engine.update([Term("policy", batch, loss)]) for _ in range(3)]
     assert metrics[0]["policy/reference_kl"] == pytest.approx(0.0, abs=1e-6)
     assert metrics[2]["policy/reference_kl"] > 0
+
+
+@given(seed=st.integers(0, 10**6), length=st.integers(1, 90))
+def test_a_stop_string_of_any_length_ends_a_completion_at_its_last_token(tokenizer, seed, length):
+    rng = random.Random(seed)
+    text = "".join(rng.choice("ab <>/1\n") for _ in range(120))
+    begin = rng.randrange(len(text) - length)
+    stop = text[begin : begin + length]
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    stops = StopStrings(tokenizer, [stop, "never"])
+    ended = next(n for n in range(1, len(ids) + 1) if stops.end(ids[:n]))
+    assert ended == next(n for n in range(1, len(ids) + 1) if stop in tokenizer.decode(ids[:n]))

@@ -15,8 +15,8 @@ from spear_rl import cli
 from spear_rl.envs.lookup import LookupEnv
 from spear_rl.rollout import LAYOUTS, InProcess, Observation, StepResult, Task, collect_groups
 from spear_rl.rollout.policies.reference import REFERENCES, ReferencePolicy
-from spear_rl.rollout.rendering.messages import MessageRenderer
-from spear_rl.rollout.workers.progress import Watched
+from spear_rl.rollout.rendering.renderer import MessageRenderer
+from spear_rl.rollout.workers.progress import ProgressRunner
 from spear_rl.rollout.workers.runner import Failure
 from spear_rl.train.evaluate import evaluation, merged
 
@@ -227,7 +227,7 @@ def test_messages_are_kept_as_they_were_said():
 def test_a_reference_policy_plays_the_same_whatever_the_prompt_looks_like(layout):
     from spear_rl.envs.household import tasks
 
-    renderer, watched = MessageRenderer(), Watched(InProcess())
+    renderer, watched = MessageRenderer(), ProgressRunner(InProcess())
     [group] = collect_groups(
         tasks("test", level="starter")[:1],
         group_size=3,
@@ -248,11 +248,11 @@ def test_a_reference_policy_plays_the_same_whatever_the_prompt_looks_like(layout
 
 def test_an_episode_whose_policy_is_lost_has_failed_and_the_tally_says_so():
     tallies = []
-    watched = Watched(InProcess(), num_episodes=2, notice=lambda tally: tallies.append(vars(tally).copy()))
+    watched = ProgressRunner(InProcess(), num_episodes=2, notice=lambda tally: tallies.append(vars(tally).copy()))
     for key in (0, 1):
         watched.open(key, Task(f"lookup/{key}", partial(LookupEnv, "red", "7")))
     assert [key for key, _ in watched.answers(2)] == [0, 1]
-    watched.lose(0, TimeoutError("no answer"))
+    watched.fail(0, TimeoutError("no answer"))
     watched.step(0, "7")
     watched.step(1, "7")
     assert len(watched) == 2

@@ -15,7 +15,7 @@ import pytest
 from spear_rl.rollout.generator import Sampling
 from spear_rl.rollout.policies.chat_client import ChatServer, EndpointError
 from spear_rl.rollout.policies.endpoint import ChatEndpoint, with_stop
-from spear_rl.rollout.rendering.messages import MessageRenderer
+from spear_rl.rollout.rendering.renderer import MessageRenderer
 
 KEY = "sk-very-secret-4711"
 BUSY = (429, {"error": {"message": "slow down", "code": "rate_limit"}}, {"Retry-After": "0"})

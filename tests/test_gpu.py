@@ -49,7 +49,7 @@ def test_rows_end_to_end_attend_as_single_rows_do_forwards_and_backwards(heads, 
         torch.randn(sum(lengths), n, width, device="cuda", dtype=HALF, requires_grad=True)
         for n in (heads, kv_heads, kv_heads)
     )
-    out = attention._attended(q, k, v, rows, 0.1)
+    out = attention._row_attention(q, k, v, rows, 0.1)
     places = torch.arange(len(q), device="cuda")
     row = torch.searchsorted(rows.starts.long(), places, right=True)
     mask = (row[:, None] == row) & (places[:, None] >= places)
@@ -78,8 +78,8 @@ def test_new_tokens_attend_to_what_their_slot_remembers(heads, kv_heads, width, 
     ]  # fmt: skip
     on_gpu = [x.cuda() for x in on_gpu]
     in_full = [x.cpu().float() if x.is_floating_point() else x.cpu() for x in on_gpu]
-    out = torch.ops.spear.remember(*on_gpu, max(new) + 1, stretch, 0.1)
-    expected = torch.ops.spear.remember(*in_full, max(new) + 1, stretch, 0.1)
+    out = torch.ops.spear.cached_attention(*on_gpu, max(new) + 1, stretch, 0.1)
+    expected = torch.ops.spear.cached_attention(*in_full, max(new) + 1, stretch, 0.1)
     assert relative(out.cpu(), expected) < 0.01
     assert relative(on_gpu[3].cpu(), in_full[3]) < 0.01
 

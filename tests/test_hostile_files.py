@@ -23,8 +23,8 @@ from spear_rl.engines.models.load import model_by_name, model_in_folder
 from spear_rl.engines.models.lora import adapter_base
 from spear_rl.engines.models.tiny import tiny_model
 from spear_rl.errors import CheckpointError, ConfigError
-from spear_rl.integrations.shared import memory
-from spear_rl.integrations.shared.episodes import packed, unpacked
+from spear_rl.integrations.shared import state_file
+from spear_rl.integrations.shared.episodes import from_json, to_json
 from spear_rl.train.checkpoint import MANIFEST, STATE, checked_step
 from spear_rl.train.stored_state import stored_state
 from spear_rl.types import Completion, Stop, Trajectory, Turn
@@ -82,26 +82,26 @@ def test_the_payload_would_run(tmp_path, proof):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_hostile_state_beside_a_frameworks_checkpoint_is_refused(tmp_path, proof, form):
-    form(tmp_path / memory.FILE, Payload(proof))
+    form(tmp_path / state_file.FILE, Payload(proof))
     with pytest.raises(CheckpointError, match=r"spear\.pt is not loaded"):
-        memory.restore(tmp_path, spear(grpo()), random.Random(0))
+        state_file.restore(tmp_path, spear(grpo()), random.Random(0))
     assert not proof.exists()
 
 
 @pytest.mark.parametrize("state", [[], {}, {"algorithm": 5, "rng": ()}, {"algorithm": {"imitation": {"buffer": 1}}}])
 def test_a_state_that_is_plain_and_wrong_is_a_checkpoint_error_too(tmp_path, state):
-    torch.save(state, tmp_path / memory.FILE)
+    torch.save(state, tmp_path / state_file.FILE)
     with pytest.raises(CheckpointError, match=r"spear\.pt (does not fit this run|holds no state)"):
-        memory.restore(tmp_path, spear(grpo()), random.Random(0))
+        state_file.restore(tmp_path, spear(grpo()), random.Random(0))
 
 
 def test_what_was_saved_comes_back(tmp_path):
     algorithm, rng = spear(grpo()), random.Random(3)
-    memory.save(tmp_path, algorithm, rng)
+    state_file.save(tmp_path, algorithm, rng)
     other = random.Random(4)
-    memory.restore(tmp_path, spear(grpo()), other)
+    state_file.restore(tmp_path, spear(grpo()), other)
     assert other.random() == rng.random()
-    assert set(stored_state(tmp_path / memory.FILE)) == {"algorithm", "rng"}
+    assert set(stored_state(tmp_path / state_file.FILE)) == {"algorithm", "rng"}
 
 
 def resign(checkpoint: Path) -> None:
@@ -296,9 +296,9 @@ def test_an_episode_goes_to_verls_trainer_and_back_without_a_pickle():
     completion = Completion([1, 2], [-0.1, float("-inf")], True, [0.5, 1.0])
     turn = Turn([3], completion, 0.1, "\ud800key", True, "bad", "\x1bseen", "said", 0.25, (b"\x89PNG\x00",))
     episode = Trajectory([turn], Stop.OVERLONG, bonus=0.3, success=True, metrics={"m": 1.5})
-    assert unpacked(packed("task", "family", episode)) == ("task", "family", episode)
+    assert from_json(to_json("task", "family", episode)) == ("task", "family", episode)
     with pytest.raises(UnicodeDecodeError):
-        unpacked(pickle.dumps(("task", "family", episode)))
+        from_json(pickle.dumps(("task", "family", episode)))
 
 
 def test_no_line_of_ours_loads_a_pickle_that_others_may_have_written():

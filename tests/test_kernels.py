@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 
 SCRIPT = """
 import torch
-from spear_rl.engines import attention, kernels
+from spear_rl.engines.packed import attention, kernels
 from spear_rl.engines.generation.sampling import chosen
 
 torch.manual_seed(0)

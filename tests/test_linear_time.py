@@ -26,22 +26,20 @@ from spear_rl.envs.household.rules.pddl import read_formula, task_sentence
 from spear_rl.envs.lookup import LookupEnv
 from spear_rl.envs.sokoban.boxoban import _HEAD
 from spear_rl.envs.tool_math.calls import tool_calls
-from spear_rl.envs.tool_math.data.columns import _answer, _question
-from spear_rl.envs.tool_math.verification.answers import as_integer, integer, is_same_answer, normalised
-from spear_rl.envs.tool_math.verification.boxed import boxed_answer
-from spear_rl.envs.webshop.action import said_action
-from spear_rl.envs.webshop.browser.html import escape
-from spear_rl.envs.webshop.browser.visits import _spelled
-from spear_rl.envs.webshop.data.nouns import nouns
-from spear_rl.envs.webshop.data.reading import prices
+from spear_rl.envs.tool_math.problems import _answer, _question
+from spear_rl.envs.tool_math.verification.answers import as_integer, boxed_answer, integer, is_same_answer, normalised
+from spear_rl.envs.webshop.browser.pages import escape
+from spear_rl.envs.webshop.data.product import prices
+from spear_rl.envs.webshop.data.words import lowered, nouns
+from spear_rl.envs.webshop.experts import _LIMIT
 from spear_rl.envs.webshop.search import _WORD
-from spear_rl.envs.webshop.shoppers import _LIMIT
+from spear_rl.envs.webshop.session import parsed_action
 from spear_rl.errors import UserError
 from spear_rl.io.escaping import indented, markdown, one_line, visible
-from spear_rl.rollout.layouts import _named, without_thoughts
+from spear_rl.rollout.layouts import _action, without_thoughts
 from spear_rl.rollout.policies.endpoint import with_stop
-from spear_rl.rollout.rendering.encoding import Encoder, pieces
-from spear_rl.rollout.rendering.messages import MessageRenderer
+from spear_rl.rollout.rendering.encoding import Encoder, segments
+from spear_rl.rollout.rendering.renderer import MessageRenderer
 from spear_rl.sandbox.client.fusion import ESCAPES
 from spear_rl.types import Completion, Group, Stop, Trajectory, Turn
 
@@ -77,7 +75,7 @@ def shown(text: str) -> None:
 ENCODER = Encoder(tiny_tokenizer(["look at the code"]))
 READERS: dict[str, Callable[[str], object]] = {
     "command of household and sokoban": said_command,
-    "action of webshop": said_action,
+    "action of webshop": parsed_action,
     "step of lookup": lambda text: (env := LookupEnv("red", "1"), env.reset(), env.step(text)),
     "thoughts": without_thoughts,
     "tool calls": tool_calls,
@@ -99,10 +97,10 @@ READERS: dict[str, Callable[[str], object]] = {
     "game's grammar": lambda text: GameFile("", text, "", (), True, "").is_published,
     "PDDL": read_formula,
     "Boxoban": _HEAD.split,
-    "named turn": lambda text: _named(turn(text)),
+    "named turn": lambda text: _action(turn(text)),
     "unreadable": lambda text: unreadable(group(text)),
     "repetitive": lambda text: repetitive(group(text)),
-    "pieces": lambda text: list(pieces(text)),
+    "segments": segments,
     "encoder": ENCODER,
     "messages": lambda text: (own := MessageRenderer()).messages(own.prompt([{"role": "user", "content": text}])),
     "stop string": lambda text: with_stop(text, ("</action>", "</think>"), {"finish_reason": "stop"}),
@@ -112,7 +110,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "shown on one line": one_line,
     "shown in Markdown": markdown,
     "shown on a page": lambda text: unescape(escape(text)),
-    "button's name": _spelled,
+    "button's name": lowered,
     "shown episode": shown,
 }
 SOUP = {

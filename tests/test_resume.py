@@ -58,9 +58,8 @@ def run(finished, tmp_path) -> Path:
 
 def train(config: Config) -> list[str]:
     """Train as the command does; the notes it gave."""
-    run, notes = Path(config.run.dir), []
-    files = [JsonLines(run / "metrics.jsonl", "step"), JsonLines(run / "eval.jsonl", "eval")]
-    train_from(config, [*files, lambda event: notes.append(event.text) if event.kind == "note" else None])
+    notes: list[str] = []
+    train_from(config, [lambda event: notes.append(event.text) if event.kind == "note" else None])
     return notes
 
 

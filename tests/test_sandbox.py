@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spear_rl.sandbox import Interpreter, Limits, Result, SandboxUnavailable
+from spear_rl.sandbox.client import interpreter
 from spear_rl.sandbox.client.fusion import showing_last_value
 from spear_rl.sandbox.isolation.syscalls import COMPUTING, numbers
 
@@ -464,6 +465,26 @@ def test_a_server_that_dies_is_replaced(caplog):
             assert session.run("1").stdout == "1\n"
         assert pool.run("2").stdout == "2\n"
         assert server_of(pool) != old
+
+
+@on_linux
+def test_a_new_server_runs_nothing_before_it_has_passed_the_self_test(monkeypatch):
+    def no_room(*_: object, **__: object) -> None:
+        raise interpreter.NoProcessError("no room")
+
+    with made("auto") as pool:
+        if pool.backend == "unsafe-subprocess":
+            pytest.skip("nothing isolates here")
+        old = server_of(pool)
+        os.kill(old, signal.SIGKILL)
+        until(lambda: not is_running(old))
+        with monkeypatch.context() as patched:
+            patched.setattr(interpreter.Interpreter, "_test_isolation", no_room)
+            with pytest.raises(SandboxUnavailable, match="no room"):
+                pool.run("1")
+        monkeypatch.setattr(interpreter, "SELF_TEST", "print('sockets')")
+        with pytest.raises(SandboxUnavailable, match="does not isolate on this machine: sockets"):
+            pool.run("1")
 
 
 PARENT = """

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spear_rl.sandbox import Interpreter, Limits, SandboxUnavailable
-from spear_rl.sandbox.client.semaphore import Places
+from spear_rl.sandbox.client.semaphore import FairSemaphore
 from spear_rl.sandbox.isolation import cgroup
 from spear_rl.sandbox.isolation.backends import OOM_SCORE
 
@@ -42,7 +42,7 @@ def until(condition, seconds: float = 30.0) -> None:
 @settings(max_examples=30, deadline=None)
 @given(number=st.integers(1, 4), num_waiting=st.integers(1, 8))
 def test_places_are_given_in_the_order_of_arrival(number, num_waiting):
-    places, order, release = Places(number), [], threading.Event()
+    places, order, release = FairSemaphore(number), [], threading.Event()
 
     def hold() -> None:
         with places:
@@ -71,7 +71,7 @@ def test_places_are_given_in_the_order_of_arrival(number, num_waiting):
 
 
 def test_no_more_than_the_number_of_places_are_taken_at_once():
-    places, inside, most, lock = Places(3), 0, 0, threading.Lock()
+    places, inside, most, lock = FairSemaphore(3), 0, 0, threading.Lock()
 
     def play() -> None:
         nonlocal inside, most

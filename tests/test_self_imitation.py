@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from spear_rl.integrations.shared.terms import clipped
 
 import references
 from conftest import RecordingEngine
@@ -29,7 +30,6 @@ from spear_rl.algorithms import (
 from spear_rl.app.build_training import algorithm_of
 from spear_rl.app.config import load
 from spear_rl.functional import LossInputs, token_covariance
-from spear_rl.integrations.shared.terms import clipped
 from spear_rl.train.step import minibatches, train_step
 from spear_rl.types import Group, Metrics
 

@@ -10,6 +10,7 @@ import threading
 import time
 from functools import partial
 from html import unescape
+from importlib import resources
 from urllib.parse import urlencode, urlsplit
 
 import pytest
@@ -18,8 +19,8 @@ from chromium import PROGRAM, Browser
 from spear_rl.envs.webshop import source_of
 from spear_rl.envs.webshop.browser import served, visits_of
 from spear_rl.envs.webshop.browser.visits import IDLE_SECONDS, MAX_VISITS, FullError, Visits
-from spear_rl.envs.webshop.data.shelf import opened_shop
-from spear_rl.envs.webshop.shoppers import EXPERTS
+from spear_rl.envs.webshop.data.shop import open_shop
+from spear_rl.envs.webshop.experts import EXPERTS
 
 SMALL = {"num_products": 310}
 needs_chromium = pytest.mark.skipif(not PROGRAM, reason="no Chromium is installed (Debian: apt-get install chromium)")
@@ -32,7 +33,7 @@ def cache(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def shop(cache):
-    return opened_shop(source_of(**SMALL), cache)
+    return open_shop(source_of(**SMALL), cache)
 
 
 def running(visits: Visits):
@@ -224,29 +225,35 @@ def test_nothing_of_a_scraped_catalogue_is_taken_for_html(tmp_path):
         assert "&lt;script&gt;" in page
 
 
+def test_the_template_never_switches_escaping_off():
+    template = (resources.files("spear_rl.envs.webshop.browser") / "page.html.jinja").read_text("utf-8")
+    assert "{{ page.instruction }}" in template
+    assert not re.search(r"\bsafe\b|autoescape|Markup|{%-?\s*raw", template)
+
+
 def test_visits_without_a_name_cost_nobody_a_visit(shop):
     visits = Visits(shop, [0, 1])
-    (first, visit), (idle, _) = visits.begun(), visits.begun()
+    (first, visit), (idle, _) = visits.start(), visits.start()
     visit.act("search", "rug")
     for _ in range(2 * MAX_VISITS):
-        visits.begun()
-    assert visits.known(first) is visit
-    assert not visits.known(idle).has_acted, "it begins again under its own name, as it was"
-    assert visits.known("made up") is None
-    assert visits.known(first[:-1] + ("0" if first[-1] != "0" else "1")) is None
-    assert visits.known("\u0661.\u0662") is None
+        visits.start()
+    assert visits.find(first) is visit
+    assert not visits.find(idle).has_acted, "it begins again under its own name, as it was"
+    assert visits.find("made up") is None
+    assert visits.find(first[:-1] + ("0" if first[-1] != "0" else "1")) is None
+    assert visits.find("\u0661.\u0662") is None
 
 
 def test_a_shop_full_of_busy_visits_refuses_new_ones_until_some_were_left_alone(shop, monkeypatch):
     visits = Visits(shop, [0, 1])
-    busy = [visits.begun() for _ in range(MAX_VISITS)]
+    busy = [visits.start() for _ in range(MAX_VISITS)]
     for _, visit in busy:
         visit.act("search", "rug")
     with pytest.raises(FullError):
-        visits.begun()
-    assert all(visits.known(name) is visit for name, visit in busy)
+        visits.start()
+    assert all(visits.find(name) is visit for name, visit in busy)
     busy[7][1].used_at -= IDLE_SECONDS + 1
-    visits.begun()
+    visits.start()
     assert [visits._visits.get(name) is visit for name, visit in busy].index(False) == 7
 
 

@@ -15,7 +15,7 @@ from spear_rl.engines.device import chosen_device, chosen_dtype
 from spear_rl.engines.generation.continuous import SlotStream
 from spear_rl.engines.generation.padded import Decoder
 from spear_rl.engines.hf import HFEngine
-from spear_rl.engines.out_of_memory import memory_for
+from spear_rl.engines.memory import memory_guard
 from spear_rl.errors import ShortOfMemoryError, UserError
 from spear_rl.functional import clipped_surrogate
 
@@ -117,9 +117,9 @@ def test_after_running_out_of_memory_an_engine_is_as_it_was(make_engine, monkeyp
 )  # fmt: skip
 def test_every_way_of_running_out_of_memory_is_known_and_nothing_else_taken_for_it(error):
     saying = pytest.raises(ShortOfMemoryError, match="out of memory while thinking: think less")
-    with saying, memory_for("thinking", lambda: "think less"):
+    with saying, memory_guard("thinking", "think less"):
         raise error
-    with pytest.raises(NonFiniteLossError), memory_for("thinking", lambda: "think less"):
+    with pytest.raises(NonFiniteLossError), memory_guard("thinking", "think less"):
         raise NonFiniteLossError("nan")
 
 

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from math_standin import Echo, Session
 from spear_rl.algorithms.filters import void
 from spear_rl.envs import ENVIRONMENTS, tool_math
-from spear_rl.envs.tool_math.calls import SCHEMA, TOOL, call_text, tool_calls, without_thoughts
-from spear_rl.envs.tool_math.data.problem import Problem
+from spear_rl.envs.tool_math.calls import SCHEMA, TOOL, call_text, tool_calls
 from spear_rl.envs.tool_math.env import MAX_CALLS, MAX_TURNS, ToolMathEnv
 from spear_rl.envs.tool_math.generated import EASY, LEVELS
-from spear_rl.envs.tool_math.verification.answers import as_integer, integer, is_same_answer, normalised
-from spear_rl.envs.tool_math.verification.boxed import boxed_answer
+from spear_rl.envs.tool_math.problems import Problem
+from spear_rl.envs.tool_math.verification.answers import as_integer, boxed_answer, integer, is_same_answer, normalised
 from spear_rl.rollout import collect_groups
 from spear_rl.rollout.env import INADMISSIBLE
-from spear_rl.rollout.rendering.messages import MessageRenderer
+from spear_rl.rollout.layouts import without_thoughts
+from spear_rl.rollout.rendering.renderer import MessageRenderer
 from spear_rl.testing import check_environment, check_panels
 from spear_rl.types import Completion, Stop
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from spear_rl.envs import tool_math
-from spear_rl.envs.tool_math.data.panel import Source, entries
+from spear_rl.envs.tool_math.panel import Source, entries
 from spear_rl.envs.tool_math.verification import checker
 from spear_rl.envs.tool_math.verification.answers import is_same_answer
 from spear_rl.envs.tool_math.verification.checker import MODULE, CheckerError, MathVerify

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from spear_rl.envs import tool_math
 from spear_rl.envs.tool_math import manifest
-from spear_rl.envs.tool_math.data.columns import distinct, problems_in
-from spear_rl.envs.tool_math.data.panel import BENCHMARKS, FOLDER, KNOWN, SPLITS, Source, entries
-from spear_rl.envs.tool_math.data.problem import Problem
 from spear_rl.envs.tool_math.generated import EASY, LEVELS
+from spear_rl.envs.tool_math.panel import BENCHMARKS, FOLDER, KNOWN, SPLITS, Source, entries
+from spear_rl.envs.tool_math.problems import Problem, distinct, problems_in
 from spear_rl.errors import MissingExtraError
 
 RECORDED = {
@@ -139,6 +138,13 @@ def test_a_missing_package_is_one_sentence(tmp_path, monkeypatch, module, data, 
 def test_a_file_that_cannot_be_used_is_refused_with_the_reason(tmp_path, name, content, sentence):
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=sentence):
+        asked("train", data=str(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_a_file_that_is_not_utf_8_is_refused_by_name(tmp_path, name):
+    (tmp_path / name).write_bytes(b'{"problem": "\xff"}')
+    with pytest.raises(ValueError, match=f"{name}: not valid UTF-8"):
         asked("train", data=str(tmp_path / name))
 
 

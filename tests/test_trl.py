@@ -23,7 +23,7 @@ import spear_rl.integrations.trl
 from spear_rl.algorithms import ALGORITHMS, CovarianceClip
 from spear_rl.algorithms import tool_bonus as core_tool_bonus
 from spear_rl.engines.models.tiny import tiny_model, tiny_tokenizer
-from spear_rl.errors import ConfigError, MissingExtraError, UserError
+from spear_rl.errors import ConfigError, MissingExtraError
 from spear_rl.functional import (
     LossInputs,
     clipped_surrogate,
@@ -35,10 +35,10 @@ from spear_rl.functional import (
     sequence_mean,
     token_mean,
 )
+from spear_rl.integrations.shared.episodes import Row, episode_of, turns_of
 from spear_rl.integrations.trl import (
     SpearGRPOTrainer,
     dr_bot_settings,
-    episode,
     padded,
     settings_of,
     share,
@@ -550,13 +550,14 @@ def test_no_line_of_trls_is_copied():
 
 def test_a_row_becomes_turns_and_the_same_row_again():
     weights = [0.5, 0.0, 0.0, 2.0]
-    made = episode([1, 2], [7, 3, 4, 8], [True, False, False, True], [-0.1, 0.0, 0.0, -0.2], weights, 3.0)
+    row = Row("", 0, 0, [1, 2], [7, 3, 4, 8], [True, False, False, True], [-0.1, 0.0, 0.0, -0.2], weights=weights)
+    made = episode_of(turns_of(row), 3.0)
     assert [(t.prompt_ids, t.completion.token_ids, t.used_tool) for t in made.turns] == [
         ([1, 2], [7], True),
         ([1, 2, 7, 3, 4], [8], False),
     ]
     assert made.reward == 3.0
-    other = episode([5, 5, 5], [9], [True], [-0.3], None, 1.0)
+    other = episode_of(turns_of(Row("", 0, 0, [5, 5, 5], [9], [True], [-0.3])), 1.0)
     rows = padded([made, other], [[2.0, 2.0], [4.0]], pad_id=0)
     assert rows.input_ids.tolist() == [[0, 1, 2, 7, 3, 4, 8], [5, 5, 5, 9, 0, 0, 0]]
     assert rows.attention.tolist() == [[0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0]]
@@ -586,7 +587,15 @@ def test_every_row_is_trained_once_and_ranks_have_as_many_rows(parts, ranks):
         ({"spear": {"bonus": 1.0}}, "tool_bonus"),
         ({"spear": {"update": "separate"}}, "joint"),
         ({"spear": {"covariance": CovarianceClip(joint_means=True)}}, "joint_means=False"),
-        ({"spear": {"max_agee": 3}}, "max_agee"),
+        ({"spear": {"max_agee": 3}}, r"^spear: there is no option 'max_agee'; did you mean max_age\?$"),
+        ({"spear": {"imitaton": 0.5}}, r"^spear: there is no option 'imitaton'; did you mean imitation\?$"),
+        (
+            {"spear": {"imitation": None, "age_dekay": 0.5}},
+            r"^spear: there is no option 'age_dekay'; did you mean age_d",
+        ),
+        ({"spear": {"buffer": None}}, r"^spear: there is no option 'buffer'"),
+        ({"spear": {3: 1}}, r"^spear: there is no option 3"),
+        ({"spear": True}, r"^spear: pass a dict of options, .* not True$"),
     ],
 )
 def test_settings_that_cannot_work_are_one_sentence(trainer, settings, says):
@@ -608,7 +617,7 @@ class _Found:
 @pytest.mark.parametrize("version", ["1.15.0", "1.17.0", "1.160.0", "0.29.1"])
 def test_another_version_of_trl_is_refused_in_one_sentence(monkeypatch, version):
     monkeypatch.setattr(metadata, "distributions", lambda **_: [_Found(version)])
-    with pytest.raises(UserError, match=rf"trl>=1.16,<1.17, not {version}"):
+    with pytest.raises(ConfigError, match=rf"^trl {version} is not supported: pip install 'trl>=1\.16,<1\.17'$"):
         supported_trainer(())
 
 
@@ -619,5 +628,5 @@ def test_missing_trl_names_the_extra(monkeypatch):
 
 
 def test_a_method_that_is_gone_is_named():
-    with pytest.raises(UserError, match="has no _not_there"):
+    with pytest.raises(ConfigError, match=r"^trl .* has no trl\.GRPOTrainer\._not_there: pip install"):
         supported_trainer(("_compute_loss", "_not_there"))

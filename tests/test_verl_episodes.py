@@ -8,8 +8,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spear_rl.integrations.shared.episodes import Row, groups_of
-from spear_rl.integrations.verl.rows import fields_of
+from spear_rl.integrations.shared.episodes import Row, fields_of, groups_of
 from spear_rl.train.step import collate
 from spear_rl.types import Completion, Stop, Trajectory, Turn
 

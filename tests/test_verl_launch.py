@@ -12,7 +12,7 @@ import pytest
 
 from spear_rl.app.config import load
 from spear_rl.errors import ConfigError, MissingExtraError
-from spear_rl.integrations.shared import upstream
+from spear_rl.integrations.shared import requirements
 from spear_rl.integrations.verl import launch
 
 ACTOR = "actor_rollout_ref.actor"
@@ -96,7 +96,7 @@ def test_the_task_files_name_every_task_once(tmp_path):
 
 def installed(monkeypatch, version: str | None) -> None:
     found = [] if version is None else [SimpleNamespace(version=version)]
-    monkeypatch.setattr(upstream.metadata, "distributions", lambda name: found)
+    monkeypatch.setattr(requirements.metadata, "distributions", lambda name: found)
 
 
 def test_a_missing_extra_is_one_sentence(monkeypatch):
@@ -115,13 +115,13 @@ def test_a_wrong_version_is_one_sentence(monkeypatch, version):
 @pytest.mark.parametrize("version", ["0.9.1", "0.9.2.dev1", "0.9.10"])
 def test_a_right_version_is_taken(monkeypatch, version):
     installed(monkeypatch, version)
-    assert upstream.require_version("verl", (0, 9, 1), (0, 10)) == version
+    assert requirements.require_version("verl", (0, 9, 1), (0, 10)) == version
 
 
 def test_names_that_are_gone_are_named():
-    upstream.require_names("torch", ["torch.nn.Module.forward", "json.dumps"])
+    requirements.require_names("torch", ["torch.nn.Module.forward", "json.dumps"])
     with pytest.raises(ConfigError, match=r"torch .* has no json\.no_such, no_such_package\.x: pip install"):
-        upstream.require_names("torch", ["json.dumps", "json.no_such", "no_such_package.x"])
+        requirements.require_names("torch", ["json.dumps", "json.no_such", "no_such_package.x"])
 
 
 def test_the_command_line_checks_and_complains(spear, monkeypatch):

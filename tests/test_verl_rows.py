@@ -18,8 +18,8 @@ from torch.nn.utils.rnn import pad_sequence
 from spear_rl.algorithms import CovarianceClip, dr_bot, grpo, spear
 from spear_rl.engines.base import Term
 from spear_rl.functional import LossInputs
-from spear_rl.integrations.shared.terms import held_back, keeps
 from spear_rl.integrations.verl import rows
+from spear_rl.integrations.verl.rows import covariance_clipped, keep_function
 from spear_rl.train.step import collate
 from spear_rl.types import Completion, Stop, Trajectory, Turn
 
@@ -181,7 +181,7 @@ def test_tokens_without_an_advantage_cost_what_the_covariance_clip_makes_them_co
     batch = replay.batch
     torch.manual_seed(seed)
     now = batch.old_logprobs + 0.1 * torch.randn(batch.advantages.shape)
-    held, metrics = held_back(replay, now)
+    held, metrics = covariance_clipped(replay, now)
     inputs = LossInputs(now, batch.old_logprobs, batch.advantages, batch.mask, generator=other.generator)
     expected = other.loss(inputs)
     cost = replace(one.loss, covariance=None)(replace(inputs, advantages=held.batch.advantages))
@@ -191,5 +191,5 @@ def test_tokens_without_an_advantage_cost_what_the_covariance_clip_makes_them_co
 
 
 def test_only_a_loss_with_a_covariance_clip_keeps_anything():
-    assert keeps(Term("replay", None, spear(grpo()).imitation.loss)) is not None  # type: ignore[arg-type]
-    assert keeps(Term("replay", None, grpo().loss)) is None  # type: ignore[arg-type]
+    assert keep_function(Term("replay", None, spear(grpo()).imitation.loss)) is not None  # type: ignore[arg-type]
+    assert keep_function(Term("replay", None, grpo().loss)) is None  # type: ignore[arg-type]

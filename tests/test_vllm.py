@@ -162,7 +162,7 @@ def test_a_nucleus_at_another_temperature_is_refused(fake: type[FakeLLM]) -> Non
 def test_every_prompt_has_a_seed_of_its_own_and_the_same_calls_have_the_same_seeds(fake: type[FakeLLM]) -> None:
     def seeds(generator: Any) -> list[int]:
         generator.generate([[1], [1], [1]])
-        return [params.seed for _, params in getattr(generator, "_generator", generator)._llm.asked]
+        return [params.seed for _, params in generator._llm.asked]
 
     first, second = VLLMGenerator("folder", seed=4), VLLMGenerator("folder", seed=4)
     calls = [seeds(first), seeds(first)]

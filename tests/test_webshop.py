@@ -11,10 +11,10 @@ import time
 import pytest
 
 from spear_rl.envs.webshop import Rules, source_of, tasks, webshop_env
-from spear_rl.envs.webshop.action import said_action
-from spear_rl.envs.webshop.data.shelf import _opened, opened_shop
+from spear_rl.envs.webshop.data.shop import _open, open_shop
 from spear_rl.envs.webshop.env import SEARCH_FORM
-from spear_rl.envs.webshop.shoppers import EXPERTS, price_limit_in, query_in
+from spear_rl.envs.webshop.experts import EXPERTS, price_limit_in, query_in
+from spear_rl.envs.webshop.session import parsed_action
 from spear_rl.testing import check_tasks
 from spear_rl.train.evaluate import mean_measures
 from spear_rl.types import Stop, Trajectory
@@ -29,7 +29,7 @@ def cache(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def shop(cache):
-    return opened_shop(source_of(**SMALL), cache)
+    return open_shop(source_of(**SMALL), cache)
 
 
 @pytest.fixture
@@ -166,10 +166,10 @@ def test_actions_are_read_with_or_without_tags_and_in_any_case():
         "<think>[hm]</think><action> Search[red shoes] </action>",
         " SEARCH[RED\nSHOES]",
     ):
-        assert said_action(text)[:2] == ("search", "red shoes")
+        assert parsed_action(text)[:2] == ("search", "red shoes")
     long = "search[" + "word " * 100 + "]"
-    assert said_action(long).words == ("word " * 100).strip(), "a long search needs no tags"
-    assert said_action("click[a [b] c]").words == "a [b] c"
+    assert parsed_action(long).words == ("word " * 100).strip(), "a long search needs no tags"
+    assert parsed_action("click[a [b] c]").words == "a [b] c"
 
 
 def test_a_closed_shop_answers_and_does_nothing(cache, shop):
@@ -260,7 +260,7 @@ def test_every_choice_works(cache):
 
 def test_the_oracle_scores_1_on_all_but_one_in_a_hundred_embedded_goals(tmp_path_factory):
     cache = str(tmp_path_factory.mktemp("standard"))
-    shop, solved = opened_shop(source_of(), cache), []
+    shop, solved = open_shop(source_of(), cache), []
     for number in range(0, 4000, 4):
         env = webshop_env(source_of(), cache, number, Rules())
         env.reset()
@@ -344,17 +344,17 @@ def test_mistakes_in_the_options_are_one_sentence(spear, cache):
 
 
 def test_a_missing_package_is_named_in_one_sentence(spear, cache, monkeypatch):
-    import spear_rl.envs.webshop.data.extra as extra
+    import spear_rl.envs.webshop.data.optional as optional
 
     def absent(name: str):
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-    _opened.cache_clear()
-    monkeypatch.setattr(extra, "import_module", absent)
+    _open.cache_clear()
+    monkeypatch.setattr(optional, "import_module", absent)
     code, text = spear("eval", "expert", "--env", "webshop", "--set", f"task.options.cache={cache}")
     assert code == 2
     assert "pip install 'spear-rl[webshop]'" in text
-    _opened.cache_clear()
+    _open.cache_clear()
 
 
 def test_a_step_takes_under_2_ms(cache, panel):

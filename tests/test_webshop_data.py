@@ -15,13 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spear_rl.envs.webshop import source_of, tasks
-from spear_rl.envs.webshop.data import files as files_module
-from spear_rl.envs.webshop.data.files import DataError, read_entries
+from spear_rl.envs.webshop.data import entries as entries_module
+from spear_rl.envs.webshop.data.entries import DataError, Entry, read_entries, usable
 from spear_rl.envs.webshop.data.goals import SPLITS, price_limit, shuffled_order, split_of
-from spear_rl.envs.webshop.data.product import Product
-from spear_rl.envs.webshop.data.reading import prices, product_of, usable
-from spear_rl.envs.webshop.data.shelf import _opened, opened_shop, panel_hash
-from spear_rl.envs.webshop.generated.catalogue import Entry, generated_entries
+from spear_rl.envs.webshop.data.product import Product, prices, product_of
+from spear_rl.envs.webshop.data.shop import _open, open_shop, panel_hash
+from spear_rl.envs.webshop.generated.catalogue import generated_entries
 from spear_rl.envs.webshop.generated.catalogue import main as write_catalogue
 from spear_rl.envs.webshop.manifest import EMBEDDED, hashes, recorded
 
@@ -40,7 +39,7 @@ def data(tmp_path_factory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _fresh():
-    _opened.cache_clear()
+    _open.cache_clear()
 
 
 def goals_of(shop) -> dict[str, list]:
@@ -54,14 +53,14 @@ def test_the_embedded_panels_are_the_shipped_ones(level, cache):
 
 @pytest.mark.parametrize("options", [{}, {"level": "tiny"}, {"num_products": 620, "goals": "synthetic"}])
 def test_no_two_splits_share_a_goal_or_an_instruction(options, cache):
-    goals = goals_of(opened_shop(source_of(**options), cache))
+    goals = goals_of(open_shop(source_of(**options), cache))
     for one, other in (("train", "test"), ("train", "validation"), ("validation", "test")):
         assert not {key for g in goals[one] for key in g.keys} & {key for g in goals[other] for key in g.keys}
     assert all(len(goals[split]) >= 100 for split in SPLITS)
 
 
 def test_the_standard_splits_do_not_even_share_a_product(cache):
-    goals = goals_of(opened_shop(source_of(), cache))
+    goals = goals_of(open_shop(source_of(), cache))
     assert [len(goals[split]) for split in ("test", "validation", "train")] == [500, 1000, 2500]
     asins = [{goal.asin for goal in members} for members in goals.values()]
     assert len(set.union(*asins)) == sum(map(len, asins)) == 4000
@@ -85,7 +84,7 @@ def test_duplicates_in_the_files_never_reach_two_splits(tmp_path, cache, data):
         for asin, said in wishes.items()
     }
     (tmp_path / "items_human_ins.json").write_text(json.dumps(worded))
-    goals = goals_of(opened_shop(source_of(data=str(tmp_path)), cache))
+    goals = goals_of(open_shop(source_of(data=str(tmp_path)), cache))
     found = [{goal.keys[0] for goal in members} for members in goals.values()]
     assert len(set.union(*found)) == sum(map(len, found)) == 186
 
@@ -95,9 +94,9 @@ def test_other_processes_with_other_hash_seeds_make_the_same_shop(tmp_path):
         "import sys\n"
         "from spear_rl.envs.webshop import source_of, tasks\n"
         "from spear_rl.envs.webshop.manifest import hashes\n"
-        "from spear_rl.envs.webshop.data.shelf import opened_shop\n"
+        "from spear_rl.envs.webshop.data.shop import open_shop\n"
         "source = source_of(num_products=310)\n"
-        "shop = opened_shop(source, sys.argv[1])\n"
+        "shop = open_shop(source, sys.argv[1])\n"
         "print(hashes(source, sys.argv[1]), shop.results('red rug with memory foam'), shop.results('fast charging'))\n"
         "panel = tasks('train', num_products=310, cache=sys.argv[1])[:20]\n"
         "print([(task.id, task.family, task.demonstrate(3)) for task in panel])\n"
@@ -118,7 +117,7 @@ def test_a_product_does_not_depend_on_how_many_there_are_and_another_seed_makes_
 
 
 def test_price_limits_come_from_the_seed_alone_and_lie_above_the_price(cache):
-    shop = opened_shop(source_of(num_products=310), cache)
+    shop = open_shop(source_of(num_products=310), cache)
     for number in range(310):
         goal, price = shop.goal(number), shop.product(shop.goal(number).number).price
         steps = (goal.price_limit - price) / 10
@@ -134,7 +133,7 @@ def test_price_limits_come_from_the_seed_alone_and_lie_above_the_price(cache):
 
 
 def test_searching_reading_and_choosing_all_matter(cache):
-    shop = opened_shop(source_of(), cache)
+    shop = open_shop(source_of(), cache)
     goals = [shop.goal(number) for number in range(0, 4000, 8)]
     products = [shop.product(goal.number) for goal in goals]
     untold = [any(a not in p.title.lower() for a in g.attributes) for g, p in zip(goals, products, strict=True)]
@@ -147,7 +146,7 @@ def test_searching_reading_and_choosing_all_matter(cache):
 
 
 def test_the_files_give_the_shop_that_they_were_written_from(data, cache):
-    theirs, ours = opened_shop(source_of(data=str(data)), cache), opened_shop(source_of(num_products=186), cache)
+    theirs, ours = open_shop(source_of(data=str(data)), cache), open_shop(source_of(num_products=186), cache)
     assert [theirs.product(n) for n in range(186)] == [ours.product(n) for n in range(186)]
     for split in SPLITS:
         goals = [[shop.goal(int(n)) for n in shop.split(split)] for shop in (theirs, ours)]
@@ -161,12 +160,12 @@ def test_the_small_and_the_full_catalogue_are_told_apart(data, tmp_path, cache, 
         small = content[:31] if isinstance(content, list) else content
         (tmp_path / f"{name}_1000.json").write_text(json.dumps(small))
     monkeypatch.setenv("WEBSHOP_DATA", str(tmp_path))
-    assert opened_shop(source_of(level="files"), cache).num_products == 186
-    assert opened_shop(source_of(level="files", size="1000"), cache).num_products == 31
-    assert opened_shop(source_of(level="files", num_products=12), cache).num_products == 12
+    assert open_shop(source_of(level="files"), cache).num_products == 186
+    assert open_shop(source_of(level="files", size="1000"), cache).num_products == 31
+    assert open_shop(source_of(level="files", num_products=12), cache).num_products == 12
     (tmp_path / "items_shuffle.json").unlink()
     (tmp_path / "items_ins_v2.json").unlink()
-    assert opened_shop(source_of(level="files"), cache).num_products == 31
+    assert open_shop(source_of(level="files"), cache).num_products == 31
 
 
 ODD = [
@@ -224,11 +223,11 @@ json_values = st.recursive(
 def test_a_list_read_in_pieces_is_the_list(tmp_path_factory, values, chunk, indent):
     path = tmp_path_factory.mktemp("json") / "list.json"
     path.write_text(json.dumps(values, indent=indent), "utf-8")
-    before, files_module._CHUNK = files_module._CHUNK, chunk
+    before, entries_module._CHUNK = entries_module._CHUNK, chunk
     try:
-        assert list(files_module._streamed(str(path))) == values
+        assert list(entries_module._streamed(str(path))) == values
     finally:
-        files_module._CHUNK = before
+        entries_module._CHUNK = before
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1, 2", '[{"asin": "B0"', "[1 2 }", "nonsense"])
@@ -236,7 +235,7 @@ def test_a_damaged_catalogue_is_one_sentence(tmp_path, content):
     for name in ("items_shuffle.json", "items_ins_v2.json"):
         (tmp_path / name).write_text("{}" if "ins" in name else content)
     with pytest.raises(DataError, match=r"items_shuffle\.json cannot be read|there is no human goal"):
-        opened_shop(source_of(data=str(tmp_path)), str(tmp_path / "cache"))
+        open_shop(source_of(data=str(tmp_path)), str(tmp_path / "cache"))
 
 
 def test_what_is_missing_is_named(tmp_path, monkeypatch):
@@ -254,42 +253,42 @@ def _three_files(folder: Path, items, attributes, wishes):
     contents = {"items_shuffle": items, "items_ins_v2": attributes, "items_human_ins": wishes}
     for name, content in contents.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
-    return files_module.found_files(str(folder))
+    return entries_module.found_files(str(folder))
 
 
 def test_the_shop_is_made_once_and_then_opened(tmp_path, monkeypatch):
     source = source_of(num_products=93)
-    first = opened_shop(source, str(tmp_path)).results("red rug")
-    _opened.cache_clear()
-    monkeypatch.setattr("spear_rl.envs.webshop.data.shelf.write_shop", lambda *_: pytest.fail("it was made again"))
-    assert opened_shop(source, str(tmp_path)).results("red rug") == first
+    first = open_shop(source, str(tmp_path)).results("red rug")
+    _open.cache_clear()
+    monkeypatch.setattr("spear_rl.envs.webshop.data.shop.write_shop", lambda *_: pytest.fail("it was made again"))
+    assert open_shop(source, str(tmp_path)).results("red rug") == first
 
 
 @pytest.mark.parametrize("damage", ["truncate", "remove", "mark"])
 def test_a_damaged_cache_is_made_anew(tmp_path, damage):
     source = source_of(num_products=93)
-    first = opened_shop(source, str(tmp_path)).results("red rug")
+    first = open_shop(source, str(tmp_path)).results("red rug")
     [folder] = (tmp_path / "webshop").iterdir()
     victim = folder / ("whole.json" if damage == "mark" else "indices.npy")
     if damage == "remove":
         victim.unlink()
     else:
         victim.write_bytes(victim.read_bytes()[:-40])
-    _opened.cache_clear()
-    assert opened_shop(source, str(tmp_path)).results("red rug") == first
+    _open.cache_clear()
+    assert open_shop(source, str(tmp_path)).results("red rug") == first
     assert [path.name for path in (tmp_path / "webshop").iterdir()] == [folder.name], "nothing is left lying about"
 
 
 def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path):
     (tmp_path / "file").write_text("")
-    shop = opened_shop(source_of(num_products=93), str(tmp_path / "file"))
+    shop = open_shop(source_of(num_products=93), str(tmp_path / "file"))
     assert (shop.num_products, len(shop.results("rug")) > 0) == (93, True)
 
 
 def test_workers_share_the_shop_and_cannot_change_it(cache):
     import numpy
 
-    shop = opened_shop(source_of(num_products=93), cache)
+    shop = open_shop(source_of(num_products=93), cache)
     arrays = [*(shop._index._bm25.scores[name] for name in ("data", "indices", "indptr")), shop.split("train")]
     assert all(isinstance(array, numpy.memmap) and not array.flags.writeable for array in arrays)
     with pytest.raises(TypeError):
@@ -298,10 +297,10 @@ def test_workers_share_the_shop_and_cannot_change_it(cache):
 
 def test_files_that_change_make_another_shop(data, tmp_path, cache):
     shutil.copytree(data, tmp_path, dirs_exist_ok=True)
-    assert opened_shop(source_of(data=str(tmp_path)), cache).num_products == 186
+    assert open_shop(source_of(data=str(tmp_path)), cache).num_products == 186
     items = json.loads((tmp_path / "items_shuffle.json").read_text())
     (tmp_path / "items_shuffle.json").write_text(json.dumps(items[:100]))
-    assert opened_shop(source_of(data=str(tmp_path)), cache).num_products == 100
+    assert open_shop(source_of(data=str(tmp_path)), cache).num_products == 100
 
 
 def test_a_panel_is_a_sequence_of_tasks_that_are_made_when_looked_at(cache):
@@ -313,7 +312,7 @@ def test_a_panel_is_a_sequence_of_tasks_that_are_made_when_looked_at(cache):
 
 
 def test_synthetic_goals_are_one_a_combination(data, cache):
-    shop = opened_shop(source_of(data=str(data), goals="synthetic"), cache)
+    shop = open_shop(source_of(data=str(data), goals="synthetic"), cache)
     goals = [goal for members in goals_of(shop).values() for goal in members]
     per_product = dict.fromkeys(range(186), 1)
     for number in per_product:
@@ -331,8 +330,8 @@ def test_synthetic_goals_are_one_a_combination(data, cache):
 def test_a_tenth_of_100000_products_takes_a_tenth_of_2_gb_and_2_minutes(tmp_path):
     script = (
         "import re, sys, time; from spear_rl.envs.webshop import source_of\n"
-        "from spear_rl.envs.webshop.data.shelf import opened_shop\n"
-        "start = time.process_time(); opened_shop(source_of(num_products=10_000), sys.argv[1])\n"
+        "from spear_rl.envs.webshop.data.shop import open_shop\n"
+        "start = time.process_time(); open_shop(source_of(num_products=10_000), sys.argv[1])\n"
         "status = open('/proc/self/status').read()\n"
         "print(time.process_time() - start, int(re.search(r'VmHWM:\\s+(\\d+)', status)[1]) / 1024)\n"
     )

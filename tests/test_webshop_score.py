@@ -12,17 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spear_rl.envs.webshop import source_of
-from spear_rl.envs.webshop.data.colors import COLORS, color_of
-from spear_rl.envs.webshop.data.nouns import nouns
 from spear_rl.envs.webshop.data.product import Goal, Product, Purchase
-from spear_rl.envs.webshop.data.shelf import opened_shop
-from spear_rl.envs.webshop.generated.catalogue import SHELVES, goods
+from spear_rl.envs.webshop.data.shop import open_shop
+from spear_rl.envs.webshop.data.words import COLORS, color_of, nouns
+from spear_rl.envs.webshop.generated.catalogue import CATEGORIES, goods
 from spear_rl.envs.webshop.score import score
 
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory):
-    return opened_shop(source_of(num_products=1000), str(tmp_path_factory.mktemp("cache")))
+    return open_shop(source_of(num_products=1000), str(tmp_path_factory.mktemp("cache")))
 
 
 def longest_common(one: str, other: str) -> int:
@@ -190,7 +189,7 @@ def test_a_score_is_between_0_and_1_whatever_the_texts_are(title, wanted, attrib
 
 
 def test_the_values_of_an_option_never_count_for_each_other():
-    for kind in [kind for shelf in SHELVES for kind in goods(shelf)["kind"]]:
+    for kind in [kind for shelf in CATEGORIES for kind in goods(shelf)["kind"]]:
         values = [value for values in kind["options"].values() for value in values]
         for value in values:
             matching = [other for other in values if token_set_ratio(color_of(value), color_of(other)) > 85]

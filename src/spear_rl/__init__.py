@@ -21,8 +21,12 @@ _HOMES = {
     "algorithms": ("ALGORITHMS", "Algorithm", "dr_bot", "dr_grpo", "gigpo", "grpo", "rloo", "spear"),
     "rollout": ("Environment", "Observation", "StepResult", "Task", "collect_groups"),
     "envs": ("ENVIRONMENTS",),
-    "engines.base": ("Batch", "Engine", "Term"),
+    "engines": ("ENGINES",),
+    "engines.base": ("Batch", "Engine", "Term", "TrainableEngine"),
     "train.step": ("train_step",),
+    "train.trackers": ("TRACKERS",),
+    "app.config": ("Config",),
+    "app.train": ("sft_from", "train_from"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

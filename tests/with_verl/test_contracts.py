@@ -21,9 +21,9 @@ from verl.workers.utils.losses import ppo_loss
 from spear_rl.algorithms import CovarianceClip, dr_bot, gigpo, grpo, spear
 from spear_rl.engines.base import Term
 from spear_rl.functional import LossInputs
-from spear_rl.integrations.shared.episodes import Row, groups_of, unpacked
-from spear_rl.integrations.shared.terms import held_back
+from spear_rl.integrations.shared.episodes import Row, from_json, groups_of
 from spear_rl.integrations.verl import launch, loop, rows, trainer
+from spear_rl.integrations.verl.rows import covariance_clipped
 from spear_rl.rollout import Task
 from spear_rl.train.step import collate, train_step
 from spear_rl.types import Completion, Stop, Trajectory, Turn
@@ -178,7 +178,7 @@ class Recorder:
         now = torch.zeros_like(term.batch.advantages)
         for row, seen in zip(now, term.batch.attention, strict=True):
             row[1 : int(seen.sum())] = scores(int(seen.sum()))[:-1]
-        return held_back(term, now)[0]
+        return covariance_clipped(term, now)[0]
 
     def sync(self) -> None:
         pass
@@ -271,7 +271,7 @@ def test_the_self_check_finds_every_hook():
 
 
 def test_a_hook_that_is_gone_is_named(monkeypatch):
-    monkeypatch.setitem(launch._WORDS, "hooks", ["verl.workers.utils.losses.no_such_loss"])
+    monkeypatch.setitem(launch._TABLES, "hooks", ["verl.workers.utils.losses.no_such_loss"])
     with pytest.raises(launch.ConfigError, match=r"verl 0\.9\.\d+ has no verl\.workers\.utils\.losses\.no_such_loss"):
         launch.checked()
 
@@ -297,6 +297,6 @@ def test_an_episode_travels_with_the_first_of_its_rows():
     played = trajectory(random.Random(0), chat=False, turns=3)
     outputs = loop.outputs_of(played, Task(id="t", make_env=lambda: None, family="f"), {"global_steps": 2})
     assert len(outputs) == 3
-    assert unpacked(outputs[0].extra_fields["spear"]) == ("t", "f", played)
+    assert from_json(outputs[0].extra_fields["spear"]) == ("t", "f", played)
     assert [output.extra_fields["spear"] for output in outputs[1:]] == [b"", b""]
     assert {output.extra_fields["global_steps"] for output in outputs} == {2}

@@ -69,7 +69,7 @@ def train(folder: Path, model: Path, *settings: str, verl: tuple[str, ...] = ())
         "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]),
     }
     ours = [*SETTINGS.split(), f"engine.model={model}", f"run.dir={folder}", *settings]
-    command = [sys.executable, "-m", "spear_rl.integrations.verl", *ours, "--", *ON_CPU.split(), *verl]
+    command = [sys.executable, "-m", "spear_rl.cli", "verl", *ours, "--", *ON_CPU.split(), *verl]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, cwd=HERE)
     (folder / "log.txt").write_text(done.stdout + done.stderr)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]

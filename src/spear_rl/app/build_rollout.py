@@ -1,12 +1,10 @@
-"""From a configuration to who plays what: tasks, environments, player, sampling. Never imports torch."""
-
-from __future__ import annotations
+"""From a configuration to the parts of a rollout: tasks, environments, sampling. Never imports torch."""
 
 import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from spear_rl.app.config import Config
 from spear_rl.envs import ENVIRONMENTS
@@ -14,82 +12,75 @@ from spear_rl.errors import ConfigError, OptionError, UserError
 from spear_rl.io.escaping import clipped
 from spear_rl.io.files import same_folder
 from spear_rl.rollout.collect import collect_groups, demonstration, report_failures
-from spear_rl.rollout.contract import ContractError, with_place
+from spear_rl.rollout.contract import ContractError, with_location
 from spear_rl.rollout.env import StepResult, Task, TasksFn
 from spear_rl.rollout.generator import Generator, Sampling
 from spear_rl.rollout.layouts import LAYOUTS
 from spear_rl.rollout.rendering.images import VisionRenderer
 from spear_rl.rollout.rendering.renderer import ChatRenderer, Renderer
 from spear_rl.rollout.tasks import loaded_tasks, panel_of
-from spear_rl.rollout.workers.other_venv import tasks_elsewhere
+from spear_rl.rollout.workers.other_venv import tasks_from_other_venv
 from spear_rl.rollout.workers.pool import Pool
-from spear_rl.rollout.workers.progress import Tally, Watched
-from spear_rl.rollout.workers.runner import EnvRunner, Failure, InProcess, demonstrated
+from spear_rl.rollout.workers.progress import ProgressRunner, Tally
+from spear_rl.rollout.workers.runner import EnvRunner, Failure, InProcess, expert_actions
 from spear_rl.types import Group, Trajectory
 
 SPLITS = ("train", "validation", "test")
-"""What every environment has; some know others too."""
+"""The splits of every environment; some have more."""
 
 
 def tasks_of(config: Config, split: str, *, count: int | None = None) -> Sequence[Task]:
     """The panel of a split, or its first `count` tasks."""
-    name, options = config.task.env, config.task.options
+    name, options, is_usual = config.task.env, config.task.options, split in SPLITS
     tasks = _tasks_fn(config)
-    _check_options(config, tasks)
     try:
         panel = panel_of(tasks, split, **options)
     except ContractError as error:
         raise ConfigError(f"task.env: {name}: {error}") from error
     except OptionError as error:
-        if split not in SPLITS:
-            raise ConfigError(f"--split cannot be {split!r} with {name}: {error}") from error
-        raise ConfigError(f"task.options.{error}") from error
+        key = "task.options." if is_usual else f"--split cannot be {split!r} with {name}: "
+        raise ConfigError(f"{key}{error}") from error
     except (UserError, KeyboardInterrupt):
         raise
     except BaseException as error:  # also SystemExit, which would end the run as if all were well
-        if split not in SPLITS and isinstance(error, (ValueError, TypeError, LookupError)):
+        if not is_usual and isinstance(error, (ValueError, TypeError, LookupError)):
             raise ConfigError(f"--split cannot be {split!r} with {name}: {clipped(str(error), 500)}") from error
         if options and isinstance(error, (ValueError, TypeError)):
             raise ConfigError(f"task.options: {clipped(str(error), 500)}") from error
-        raise ConfigError(f"task.env: tasks({split!r}) of {name} raised {with_place(error)}") from error
+        raise ConfigError(f"task.env: tasks({split!r}) of {name} raised {with_location(error)}") from error
     if not len(panel):
         setting = "task.options leave" if options else "task.env: there is"
         raise ConfigError(f"{setting} no task in the {split} panel of {name}{': widen them' if options else ''}")
     return panel if count is None else panel[:count]
 
 
-def _check_options(config: Config, tasks: TasksFn) -> None:
-    """That the environment has the options, where it says which it has."""
-    if config.task.python:  # it is asked there
-        return
+def _tasks_fn(config: Config) -> TasksFn:
+    """The environment's `tasks` function, after checking the names of its options.
+
+    Ours by name, a user's by `package.module:function`; with task.python it runs in that virtual environment, which
+    checks the options.
+    """
+    name, python = config.task.env, config.task.python
+    if name not in ENVIRONMENTS and ":" not in name:
+        choices = f"{', '.join(ENVIRONMENTS)}, or your own as package.module:function"
+        raise ConfigError(f"task.env: there is no environment {name!r}; there are: {choices}")
+    if python:
+        ours = ENVIRONMENTS.get(name)
+        return partial(tasks_from_other_venv, python=python, name=f"{ours.__module__}:tasks" if ours else name)
+    tasks = ENVIRONMENTS[name] if name in ENVIRONMENTS else loaded_tasks(name)
     try:
         parameters = inspect.signature(tasks).parameters.values()
     except (ValueError, TypeError):
-        return
+        return tasks
     known = [p.name for p in parameters if p.name != "split"]
     for option in config.task.options if all(p.kind is not p.VAR_KEYWORD for p in parameters) else ():
         if option not in known:
-            raise ConfigError(
-                f"task.options.{option}: {config.task.env} has no such option; it has: {', '.join(known)}"
-            )
-
-
-def _tasks_fn(config: Config) -> TasksFn:
-    """Ours by name, a user's by `package.module:function`, either from another virtual environment if one is given."""
-    name, python = config.task.env, config.task.python
-    if name not in ENVIRONMENTS and ":" not in name:
-        raise ConfigError(
-            f"task.env: there is no environment {name!r}; there are: {', '.join(ENVIRONMENTS)}, "
-            "or your own as package.module:function"
-        )
-    if python:
-        ours = ENVIRONMENTS.get(name)
-        return partial(tasks_elsewhere, python=python, name=f"{ours.__module__}:tasks" if ours else name)
-    return ENVIRONMENTS[name] if name in ENVIRONMENTS else loaded_tasks(name)
+            raise ConfigError(f"task.options.{option}: {name} has no such option; it has: {', '.join(known)}")
+    return tasks
 
 
 def runner_of(config: Config) -> Pool | InProcess:
-    """Who runs the environments."""
+    """The runner of the environments: a pool of workers, or this process."""
     rollout = config.rollout
     if not rollout.workers:
         return InProcess()
@@ -98,83 +89,82 @@ def runner_of(config: Config) -> Pool | InProcess:
 
 
 def expert_texts(config: Config, *, num_episodes: int = 400, num_parallel: int = 16) -> list[str]:
-    """What expert episodes of the training panel show and say: the words a tokenizer from scratch should know."""
+    """Observations and actions of expert episodes of the training panel: the corpus of a tokenizer from scratch."""
     tasks = tasks_of(config, "train")[:num_episodes]
     texts: list[list[str]] = [[] for _ in tasks]
     errors: list[BaseException | None] = [None] * len(tasks)
     runner = runner_of(config)
     try:
         with same_folder():
-            for first in range(0, len(tasks), num_parallel):  # all at once would need as many times the memory
+            for first in range(0, len(tasks), num_parallel):  # a bounded number of environments in memory
                 _play_experts(tasks, range(len(tasks))[first : first + num_parallel], runner, texts, errors)
     finally:
         if isinstance(runner, Pool):
             runner.shut()
     report_failures(list(zip(tasks, errors, strict=True)))
     if config.rollout.detail == "full":
-        for said, task in zip(texts, tasks, strict=True):
-            said.append(task.instructions)
-    return [text for said in texts for text in said]
+        texts = [[*episode, task.instructions] for episode, task in zip(texts, tasks, strict=True)]
+    return [text for episode in texts for text in episode]
 
 
 def _play_experts(
     tasks: Sequence[Task],
-    places: Sequence[int],
+    indices: Sequence[int],
     runner: EnvRunner,
     texts: list[list[str]],
     errors: list[BaseException | None],
 ) -> None:
-    """Play the tasks at `places` side by side, and write down what is seen and said or why an episode failed."""
+    """Play the tasks at `indices` in parallel; fills `texts`, or `errors` where an episode fails."""
     actions: dict[int, Iterator[str]] = {}
-    for place in places:
-        runner.open(place, tasks[place])
+    for index in indices:
+        runner.open(index, tasks[index])
     while len(runner):
-        for place, answer in runner.answers(1):
+        for index, answer in runner.answers(1):
             if isinstance(answer, Failure):
-                errors[place] = answer.error
+                errors[index] = answer.error
             elif isinstance(answer, StepResult):
-                texts[place].append(answer.observation.text)
+                texts[index].append(answer.observation.text)
             else:
-                task, texts[place] = tasks[place], [answer.text]
-                actions[place] = iter(demonstrated(task, place, runner) if task.demonstrate else ())
+                task, texts[index] = tasks[index], [answer.text]
+                actions[index] = iter(expert_actions(task, index, runner) if task.demonstrate else ())
             is_over = isinstance(answer, Failure) or getattr(answer, "done", False)
-            action = None if is_over else next(actions[place], None)
+            action = None if is_over else next(actions[index], None)
             if action is None:
-                runner.close(place)
+                runner.close(index)
             else:
-                texts[place].append(action)
-                runner.step(place, action)
+                texts[index].append(action)
+                runner.step(index, action)
 
 
 class Player:
-    """Plays tasks the way a configuration says, with any generator; use it in a `with`, which ends its workers.
+    """Plays tasks as configured, with any generator; a context manager, which ends its workers.
 
     Args:
         tokenizer: of a policy that reads tokens.
-        processor: of one that sees pictures too.
-        renderer: instead, of one that reads something else; rollout.max_context, which counts tokens, is then left out.
+        processor: of a vision-language policy.
+        renderer: instead, of a policy that does not read tokens; rollout.max_context then has no effect.
     """
 
     def __init__(
         self, config: Config, tokenizer: Any = None, *, processor: Any = None, renderer: Renderer | None = None
     ) -> None:
-        own: Renderer | None = None if processor is None else VisionRenderer(processor)
-        self._config, self._renderer = config, renderer or own or ChatRenderer(tokenizer)
+        vision = None if processor is None else VisionRenderer(processor)
+        self._config, self._renderer = config, renderer or vision or ChatRenderer(tokenizer)
         self._max_context = config.rollout.max_context if renderer is None else None
         self._runner = runner_of(config)
         self._envs: EnvRunner = self._runner
         self._layout = partial(LAYOUTS[config.rollout.layout], detail=config.rollout.detail)
 
-    def __enter__(self) -> Player:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         if isinstance(self._runner, Pool):
             self._runner.shut()
 
-    def watched(self, num_episodes: int, notice: Callable[[Tally], None] | None = None) -> Watched:
-        """From now on somebody looks on at the next `num_episodes` episodes."""
-        self._envs = watched = Watched(self._runner, num_episodes=num_episodes, notice=notice)
+    def watched(self, num_episodes: int, notice: Callable[[Tally], None] | None = None) -> ProgressRunner:
+        """Report progress for the next `num_episodes` episodes."""
+        self._envs = watched = ProgressRunner(self._runner, num_episodes=num_episodes, notice=notice)
         return watched
 
     def groups(
@@ -198,7 +188,7 @@ class Player:
         return groups
 
     def demonstrations(self, tasks: Sequence[Task], count: int) -> list[Trajectory]:
-        """`count` expert episodes over `tasks`, going round as often as needed; each round plays differently."""
+        """`count` expert episodes over `tasks`, repeated as needed with other seeds."""
         return [
             demonstration(
                 tasks[number % len(tasks)],
@@ -213,7 +203,7 @@ class Player:
 
 
 def sampling_of(config: Config, *, temperature: float | None = None) -> Sampling:
-    """Training's sampling, or that of an evaluation at another temperature."""
+    """How tokens are sampled: in training, or in an evaluation at its own temperature."""
     rollout = config.rollout
     return Sampling(
         max_new_tokens=rollout.max_new_tokens,

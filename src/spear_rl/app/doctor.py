@@ -1,12 +1,9 @@
-"""`spear doctor`: what this machine has, what a configuration will use of it, and whether it fits into memory."""
-
-from __future__ import annotations
+"""`spear doctor`: the machine, what a configuration uses of it, and whether it fits into memory."""
 
 import os
 import platform
 import shutil
 from collections.abc import Iterator, Sequence
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,13 +11,14 @@ from typing import Any
 import torch
 
 from spear_rl.app.config import Config
-from spear_rl.engines.device import chosen_device, chosen_dtype
-from spear_rl.engines.memory import GIB, OVERHEAD, Footprint, automatic_tokens, fitting_tokens, footprint, free_bytes
-from spear_rl.engines.models.load import loading_error
+from spear_rl.engines.device import chosen_device, chosen_dtype, free_bytes
+from spear_rl.engines.memory import GIB, OVERHEAD, Footprint, automatic_tokens, fitting_tokens, footprint, kv_slots
+from spear_rl.engines.models.load import is_function, loading_error, model_from_function
 from spear_rl.engines.models.lora import adapter_base, is_adapter, is_linear
 from spear_rl.engines.models.tiny import TINY_SIZES
 from spear_rl.engines.packed.attention import can_pack, has_kernel
 from spear_rl.errors import ConfigError
+from spear_rl.io.record import version
 from spear_rl.sandbox import Interpreter, SandboxUnavailable
 
 PACKAGES = (
@@ -31,14 +29,14 @@ SMOLLM2 = {
     "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
     "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152, "tie_word_embeddings": True,
 }  # fmt: skip
-"""The shape of the built-in model, so that nothing needs to be loaded to judge it."""
+"""The shape of the built-in model, so that it need not be loaded."""
 
 
 def machine() -> Iterator[tuple[str, str]]:
     """(what, value) of the machine and its software."""
     yield "python", platform.python_version()
     yield "processor", f"{platform.machine()}, {os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads"
-    yield "memory", f"{_host_memory() / GIB:.0f} GiB"
+    yield "memory", f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / GIB:.0f} GiB"
     yield "compiler", shutil.which("cc") or "none: nothing can be compiled (Triton and torch.compile need one)"
     if not torch.cuda.is_available():
         why = "torch was built without CUDA" if torch.version.cuda is None else "torch sees none"
@@ -46,13 +44,13 @@ def machine() -> Iterator[tuple[str, str]]:
     for number in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(number)
         name, capability = torch.cuda.get_device_name(number), torch.cuda.get_device_capability(number)
+        memory = f"{free / GIB:.0f} of {total / GIB:.0f} GiB free"
         yield (
             f"GPU {number}",
-            f"{name}, {free / GIB:.0f} of {total / GIB:.0f} GiB free, capability {capability[0]}.{capability[1]}, "
-            f"CUDA {torch.version.cuda}",
+            f"{name}, {memory}, capability {'.'.join(map(str, capability))}, CUDA {torch.version.cuda}",
         )
     for package in PACKAGES:
-        yield package, _version(package)
+        yield package, version(package)
 
 
 def sandbox() -> Iterator[tuple[str, str]]:
@@ -66,20 +64,16 @@ def sandbox() -> Iterator[tuple[str, str]]:
 
 
 def engine(config: Config) -> Iterator[tuple[str, str]]:
-    """(what, value) of the way this configuration would run here."""
+    """(what, value) of how this configuration runs on this machine."""
     settings = config.engine
-    device = chosen_device(settings.device)
-    dtype = chosen_dtype(settings.dtype, device)
-    trusted = settings.trust_remote_code
-    model = None if settings.model in TINY_SIZES else empty_model(settings.model, trust_remote_code=trusted)
-    packed = _packs(config, model, device, dtype)
+    device, dtype, model, packed = _choices(config)
     yield "model", settings.model if model is None else f"{settings.model} ({type(model).__name__})"
     yield "device", str(device)
     yield "dtype", f"{str(dtype).removeprefix('torch.')}, weights learned in float32"
     if packed:
         way = "packed: rows end to end, flash kernels" if device.type == "cuda" else "packed (slow on a CPU)"
     elif model is not None and not can_pack(model):
-        way = f"padded: {type(model).__name__} does not leave plain causal attention to us"
+        way = f"padded: {type(model).__name__} does not use plain causal attention"
     else:
         way = "padded: scaled_dot_product_attention"
     yield "attention", way
@@ -93,21 +87,23 @@ def engine(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def estimate(config: Config, *, free: int | None = None) -> tuple[Footprint, int, int]:
-    """(what training takes at most, bytes there are, the largest engine.micro_batch_tokens that fits; 0 if none does).
+    """(peak memory of training, free bytes, the largest engine.micro_batch_tokens that fits; 0 if none does).
 
-    The footprint is that of engine.micro_batch_tokens, or of what automatic would choose.
+    The peak is with engine.micro_batch_tokens, or with the number that would be chosen.
     """
     settings = config.engine
-    device = chosen_device(settings.device)
-    dtype = chosen_dtype(settings.dtype, device)
-    model = empty_model(settings.model, trust_remote_code=settings.trust_remote_code)
-    packed = _packs(config, model, device, dtype)
+    device, dtype, model, packed = _choices(config)
     weights, trained = _num_weights(model, settings.lora_rank, settings.lora_targets)
     is_gpu = device.type == "cuda"
     if free is None:
         free = free_bytes(device) - int(OVERHEAD * GIB if is_gpu else 0)
     if settings.generator == "vllm" and is_gpu:
         free -= int(settings.vllm_memory * torch.cuda.mem_get_info(device)[1])
+
+    rollout = config.rollout
+    num_slots, slot_tokens = kv_slots(
+        rollout.max_context, rollout.max_new_tokens, rollout.num_tasks * rollout.group_size
+    )
 
     def taken(tokens: int) -> Footprint:
         return footprint(
@@ -116,8 +112,8 @@ def estimate(config: Config, *, free: int | None = None) -> tuple[Footprint, int
             num_trained=trained,
             dtype=dtype,
             kept_tokens=tokens,
-            num_slots=min(config.rollout.num_tasks * config.rollout.group_size, 256) if packed else 0,
-            slot_tokens=config.rollout.max_context + config.rollout.max_new_tokens,
+            num_slots=num_slots if packed else 0,
+            slot_tokens=slot_tokens,
             compiled=packed and is_gpu,
             checkpointing=settings.checkpointing,
             device_type=device.type,
@@ -151,9 +147,11 @@ def model_config(name: str, *, trust_remote_code: bool = False) -> Any:
 
 
 def empty_model(name: str, *, trust_remote_code: bool = False) -> Any:
-    """A model with sizes but no content, which takes no memory."""
+    """A model on the meta device: shapes without memory."""
     from transformers import AutoModelForCausalLM
 
+    if is_function(name):
+        return model_from_function(name, seed=0)[0]
     config = model_config(name, trust_remote_code=trust_remote_code)
     try:
         with torch.device("meta"):
@@ -166,23 +164,29 @@ def advice(config: Config, taken: Footprint, free: int, most: int) -> str:
     """One sentence: it fits, or what to set so that it does."""
     if taken.total <= free:
         return f"fits: {taken.total / GIB:.1f} of {free / GIB:.1f} GiB"
+    way_out = "take a smaller model or a larger machine"
     if most:
-        return f"does not fit: set engine.micro_batch_tokens={most}"
-    if not config.engine.checkpointing:
-        return "does not fit: set engine.checkpointing=true and ask again"
-    if not config.engine.lora_rank:
-        return "does not fit: set engine.lora_rank=16 and ask again"
-    return "does not fit: take a smaller model or a larger machine"
+        way_out = f"set engine.micro_batch_tokens={most}"
+    elif not config.engine.checkpointing:
+        way_out = "set engine.checkpointing=true and ask again"
+    elif not config.engine.lora_rank:
+        way_out = "set engine.lora_rank=16 and ask again"
+    return f"does not fit: {way_out}"
 
 
-def _packs(config: Config, model: Any, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether rows would be laid end to end; the engine itself also tries it out."""
-    asked = config.engine.attention
-    return asked == "packed" or (asked == "auto" and has_kernel(device, dtype) and (model is None or can_pack(model)))
+def _choices(config: Config) -> tuple[torch.device, torch.dtype, Any, bool]:
+    """(device, dtype, empty model or None for a tiny one, whether rows are packed), as the engine will choose them."""
+    settings = config.engine
+    device = chosen_device(settings.device)
+    dtype = chosen_dtype(settings.dtype, device)
+    is_tiny = settings.model in TINY_SIZES
+    model = None if is_tiny else empty_model(settings.model, trust_remote_code=settings.trust_remote_code)
+    can = has_kernel(device, dtype) and (model is None or can_pack(model))
+    return device, dtype, model, settings.attention == "packed" or (settings.attention == "auto" and can)
 
 
 def _num_weights(model: Any, lora_rank: int, lora_targets: Sequence[str]) -> tuple[int, int]:
-    """(all, trained) parameters."""
+    """Number of (all, trained) parameters."""
     weights = sum(p.numel() for p in model.parameters())
     if not lora_rank:
         return weights, weights
@@ -193,14 +197,3 @@ def _num_weights(model: Any, lora_rank: int, lora_targets: Sequence[str]) -> tup
         if is_linear(module) and (is_named if lora_targets else module is not head):
             trained += lora_rank * sum(module.weight.shape)
     return weights + trained, trained
-
-
-def _host_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"

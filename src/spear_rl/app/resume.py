@@ -1,16 +1,15 @@
-"""What a run is set to: stored in its folder and in every checkpoint, and what of it a resume may change."""
-
-from __future__ import annotations
+"""The settings of a run, stored in its folder and in every checkpoint, and which of them a resume may change."""
 
 import contextlib
 import os
 import tomllib
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from spear_rl.app.config import Config, check, flat, load, merged, override, resolved, to_toml, update
+from spear_rl.app.config import Config, flat, merged, override, resolved, to_toml, update
 from spear_rl.errors import CheckpointError, ConfigError
 from spear_rl.io.files import is_leftover
 from spear_rl.io.lock import LOCK, locked
@@ -20,17 +19,17 @@ Verb = Literal["train", "sft"]
 
 CONFIG = "config.toml"
 _END = "# end of settings, written by spear "
-"""Then the verb: without this line a file was cut off."""
+"""Followed by the verb; a file without this line was cut off."""
 
 FIXED = (
-    "run.seed", "task.env", "task.options", "engine.model", "engine.lora_rank", "engine.lora_targets",
-    "rollout.layout", "rollout.detail", "algorithm.name", "algorithm.imitation.enabled",
+    "run.seed", "task.env", "task.options", "engine.name", "engine.model", "engine.lora_rank",
+    "engine.lora_targets", "rollout.layout", "rollout.detail", "algorithm.name", "algorithm.imitation.enabled",
     "algorithm.imitation.per_family", "algorithm.imitation.keep_step_part", "algorithm.covariance.on_policy",
 )  # fmt: skip
-"""What a run keeps from its first start to its end: what it is, and the shape of its state."""
+"""Settings that cannot change: they identify the run or shape its state."""
 
 _PLACE = ("run.dir", "run.resume")
-"""A folder may be moved, and is resumed or not: no setting of the training itself."""
+"""Settings that may differ between a run and its resume without a note."""
 
 _ONLY_FOR = {
     "algorithm.bonus.": "spear", "algorithm.imitation.": "spear", "algorithm.covariance.replay": "spear",
@@ -42,24 +41,23 @@ _ONLY_FOR = {
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a run begins."""
+    """Where a run starts, and notes to print about it."""
 
     checkpoint: Path | None = None
     step: int = 0
     notes: list[str] = field(default_factory=list)
-    """Notes to print."""
 
 
 @contextlib.contextmanager
 def opened(source: str | None, overrides: Sequence[str], *, verb: Verb) -> Iterator[tuple[Config, list[str]]]:
-    """The configuration of a command, and what to say about it; holds the folder of a run that is resumed.
+    """The configuration of a command and notes about it; the folder of a resumed run is locked.
 
-    A resumed run goes on with its stored settings; overrides given now change them, a preset named now does not.
+    A resumed run continues with its stored settings. Overrides change them, a preset does not.
     """
-    asked = merged(source, overrides)
+    asked, notes = merged(source, overrides), []
     run_dir = Path(asked.run.dir)
     if not asked.run.resume:
-        yield load(source, overrides), []
+        yield resolved(asked), []
         return
     _check_there(run_dir)
     with locked(run_dir):
@@ -67,30 +65,25 @@ def opened(source: str | None, overrides: Sequence[str], *, verb: Verb) -> Itera
         override(config, overrides)
         config.run.dir, config.run.resume = asked.run.dir, True
         config = resolved(config)
-        notes = []
-        if source:
-            differing = [key for key, _, _ in differences(config, resolved(asked))]
-            if differing:
-                kept = f"the run's own settings are kept; {source} differs in {', '.join(differing)}"
-                notes.append(f"{kept}: give what should change as section.key=value")
+        if source and (differing := ", ".join(key for key, _, _ in differences(config, resolved(asked)))):
+            kept = f"the run's own settings are kept; {source} differs in {differing}"
+            notes.append(f"{kept}: give what should change as section.key=value")
         yield config, notes
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A run folder's settings."""
+    """The settings of a run folder and where it continues."""
 
     config: Config
-    """Those to go on with: the newest checkpoint's, with what was changed in config.toml since."""
+    """To continue with: the newest checkpoint's, with what was changed in config.toml since."""
     saved: Config
-    """Those of the newest checkpoint."""
-    checkpoint: Path | None
-    step: int
-    notes: list[str]
+    """The newest checkpoint's."""
+    start: Start
 
 
 def stored(run_dir: Path, verb: Verb | None = None) -> Stored:
-    """A run's own settings, of config.toml and its newest checkpoint; refused where neither can be read."""
+    """Read config.toml and the newest checkpoint; at least one of them must be readable."""
     from spear_rl.train.checkpoint import checked_manifest, checkpoints
 
     found = checkpoints(run_dir / "checkpoints")
@@ -101,7 +94,8 @@ def stored(run_dir: Path, verb: Verb | None = None) -> Stored:
         raise CheckpointError(f"run.resume: {run_dir} was begun by `spear {begun_by}`: go on with that command")
     notes = []
     if text := manifest.get("settings"):
-        saved, config = _config_of(tomllib.loads(text), found[-1]), _config_of(tomllib.loads(text), found[-1])
+        saved = _config_of(tomllib.loads(text), found[-1])
+        config = deepcopy(saved)
         if fault:
             notes.append(f"{path} {fault}: settings are taken from {found[-1].name}")
         else:
@@ -111,23 +105,23 @@ def stored(run_dir: Path, verb: Verb | None = None) -> Stored:
         advice = "restore config.toml or start anew in another run.dir"
         raise CheckpointError(f"{path} {fault}, and {whose}; {advice}")
     else:
-        saved, config = _config_of(table, path), _config_of(table, path)
+        saved = _config_of(table, path)
+        config = deepcopy(saved)
         if found:
             notes.append(f"{found[-1].name} is of an older format: settings are those of {CONFIG} alone")
-    step = int(manifest["step"]) if found else 0
-    return Stored(config, saved, found[-1] if found else None, step, notes)
+    return Stored(config, saved, Start(found[-1], int(manifest["step"]), notes) if found else Start(notes=notes))
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is one that `spear train` or `spear sft` wrote."""
+    """Whether `spear train` or `spear sft` wrote a folder."""
     return (folder / CONFIG).is_file() or (folder / "checkpoints").is_dir()
 
 
 def stored_with(run_dir: Path, overrides: Sequence[str], *, folder: Path) -> Config:
-    """A run's own settings with some of them changed, to do something else than go on: its config.toml's.
+    """The settings of a run's config.toml with overrides, for an evaluation.
 
     Args:
-        folder: a checkpoint of the run, or the run itself, for the settings if config.toml cannot be read.
+        folder: a checkpoint of the run, or the run itself; its settings are used if config.toml cannot be read.
     """
     table, fault, _ = _read(run_dir / CONFIG)
     if fault:
@@ -142,43 +136,41 @@ def stored_with(run_dir: Path, overrides: Sequence[str], *, folder: Path) -> Con
 
 
 def start_of(config: Config, *, verb: Verb) -> Start:
-    """Where a run goes on, all checked, or a new start; writes nothing. The caller holds the folder."""
+    """Where a run starts or continues, after all checks; writes nothing. The caller holds the lock."""
     run_dir = Path(config.run.dir)
     if not config.run.resume:
         if os.path.isdir(run_dir) and any(name != LOCK and not is_leftover(name) for name in os.listdir(run_dir)):
-            raise ConfigError(
-                f"run.dir: {run_dir} is not empty; set run.resume=true to go on, or choose another folder"
-            )
+            advice = "set run.resume=true to go on, or choose another folder"
+            raise ConfigError(f"run.dir: {run_dir} is not empty; {advice}")
         return Start()
     _check_there(run_dir)
     own = stored(run_dir, verb)
     if verb == "sft" and (run_dir / "model").exists():
         raise ConfigError(f"run.resume: the cold start in {run_dir} is finished: engine.model={run_dir / 'model'}")
-    metrics = run_dir / "metrics.jsonl"
-    if own.checkpoint is None and metrics.exists() and metrics.stat().st_size:
-        raise CheckpointError(
-            f"run.resume: {run_dir} has logged steps but its checkpoints/ is gone; start anew elsewhere"
-        )
+    metrics, checkpoint, step = run_dir / "metrics.jsonl", own.start.checkpoint, own.start.step
+    if checkpoint is None and metrics.exists() and metrics.stat().st_size:
+        fault = "has logged steps but its checkpoints/ is gone; start anew elsewhere"
+        raise CheckpointError(f"run.resume: {run_dir} {fault}")
     changed = differences(own.saved, config)
-    _check_changes(changed, config, has_begun=own.checkpoint is not None)
-    if own.step > config.run.steps:
-        raise ConfigError(f"run.steps={config.run.steps}: the run has already taken {own.step} steps")
-    notes = own.notes + [f"changed: {key} {_shown(old)} -> {_shown(new)}" for key, old, new in changed]
-    if own.checkpoint is None:
+    _check_changes(changed, config, has_begun=checkpoint is not None)
+    if step > config.run.steps:
+        raise ConfigError(f"run.steps={config.run.steps}: the run has already taken {step} steps")
+    notes = own.start.notes + [f"changed: {key} {_shown(old)} -> {_shown(new)}" for key, old, new in changed]
+    if checkpoint is None:
         notes.append("the run was stopped before its first checkpoint: it starts over")
-    elif own.step == config.run.steps:
-        notes.append(f"all {own.step} steps are taken: set run.steps higher to go on")
-    return Start(own.checkpoint, own.step, notes)
+    elif step == config.run.steps:
+        notes.append(f"all {step} steps are taken: set run.steps higher to go on")
+    return Start(checkpoint, step, notes)
 
 
 def differences(one: Config, other: Config) -> list[tuple[str, Any, Any]]:
-    """(setting, its value in one, its value in the other), where they differ."""
+    """(setting, its value in `one`, its value in `other`), where they differ."""
     values = flat(other)
     return [(key, v, values[key]) for key, v in flat(one).items() if key not in _PLACE and v != values[key]]
 
 
 def settings_text(config: Config, verb: Verb) -> str:
-    """What config.toml holds; checked to be read back as it is."""
+    """The content of config.toml, checked to be read back unchanged."""
     text = to_toml(config) + f"{_END}{verb}\n"
     again = Config()
     try:
@@ -200,7 +192,7 @@ def _check_there(run_dir: Path) -> None:
 
 
 def _check_changes(changed: Sequence[tuple[str, Any, Any]], config: Config, *, has_begun: bool) -> None:
-    """Refuse what cannot change any more, and what would change nothing."""
+    """Refuse changes that cannot be made any more, and those without an effect."""
     for key, old, new in changed:
         if key in FIXED:
             raise ConfigError(f"{key}={_shown(new)}: the run began with {_shown(old)}, which cannot change")
@@ -238,10 +230,9 @@ def _config_of(table: dict[str, Any], place: Path) -> Config:
     config = Config()
     try:
         update(config, table)
-        check(config)
+        return resolved(config)
     except ConfigError as error:
         raise CheckpointError(f"the settings of {place} are not those of this version: {error}") from error
-    return resolved(config)
 
 
 def _shown(value: Any) -> str:

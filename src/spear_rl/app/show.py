@@ -1,6 +1,4 @@
-"""As text: an algorithm field by field; a run folder with its last numbers, episodes, and why a turn did not train."""
-
-from __future__ import annotations
+"""`spear show`: an algorithm field by field; the latest metrics and episodes of a run."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -47,7 +45,7 @@ def _worded(value: Any) -> str:
 
 
 def run_overview(run_dir: Path, *, num_episodes: int = 1) -> str:
-    """What a person wants to see first of a run; lines that cannot be read are named and left out."""
+    """Summary, latest metrics and episodes of a run; unreadable lines are named and left out."""
     if not (run_dir / "config.toml").is_file():
         raise UserError(f"{run_dir} is no run folder: it has no config.toml")
     try:
@@ -57,10 +55,9 @@ def run_overview(run_dir: Path, *, num_episodes: int = 1) -> str:
 
 
 def _lines(run_dir: Path, num_episodes: int) -> list[str]:
-    lines = [f"run {run_dir}"]
-    summary = run_dir / "summary.json"
-    unfinished = ["unfinished: no summary.json yet"]
-    lines += summary.read_text("utf-8", errors="replace").splitlines() if summary.is_file() else unfinished
+    lines, path = [f"run {run_dir}"], run_dir / "summary.json"
+    summary = path.read_text("utf-8", errors="replace") if path.is_file() else "unfinished: no summary.json yet"
+    lines += summary.splitlines()
     rows = read_rows(run_dir / "metrics.jsonl")
     lines += rows.sentences("metrics.jsonl")
     if rows.by_step:

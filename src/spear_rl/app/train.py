@@ -1,6 +1,4 @@
-"""The verbs that train: a whole run, a cold start; what they read and leave on disk."""
-
-from __future__ import annotations
+"""The verbs that train: a whole run, or a cold start alone; and the files they write."""
 
 import json
 import os
@@ -17,15 +15,15 @@ from spear_rl.app.build_rollout import Player, sampling_of, tasks_of
 from spear_rl.app.build_training import algorithm_of, engine_of, policy_in_folder
 from spear_rl.app.config import Config, resolved
 from spear_rl.app.resume import CONFIG, Start, settings_text, start_of
-from spear_rl.app.versions import versions
-from spear_rl.engines.base import NonFiniteLossError
+from spear_rl.engines.base import NonFiniteLossError, TrainableEngine
 from spear_rl.engines.device import chosen_device
-from spear_rl.engines.hf import HFEngine
-from spear_rl.errors import UserError
+from spear_rl.errors import ConfigError, UserError
 from spear_rl.io.files import is_leftover, remove_folder, write_whole, writing
 from spear_rl.io.jsonl import flush_rows, mend_rows
 from spear_rl.io.lock import locked
+from spear_rl.io.record import PACKAGES, RECORD, about, new_start, read_record, versions
 from spear_rl.rollout.env import Task
+from spear_rl.settings.fields import flat
 from spear_rl.train.callbacks import Callback, Event
 from spear_rl.train.checkpoint import MANIFEST, checked_manifest, remove_leftovers, write_folder
 from spear_rl.train.cold_start import cold_start, warmup_then_cosine
@@ -33,16 +31,17 @@ from spear_rl.train.evaluate import Evaluation, evaluation, merged
 from spear_rl.train.loop import MAX_WEIGHT, TaskOrder, Trainer
 from spear_rl.train.sampling_correction import corrected
 from spear_rl.train.step import timed
+from spear_rl.train.trackers import RunInfo, Trackers
 from spear_rl.types import Group, Metrics
 
 
 def evaluated(
-    config: Config, engine: HFEngine, player: Player, tasks: Sequence[Task], *, step: int, num_episodes: int = 1
+    config: Config, engine: TrainableEngine, player: Player, tasks: Sequence[Task], *, step: int, num_episodes: int = 1
 ) -> Evaluation:
-    """`num_episodes` of every task, a panel after the other, from a random stream of its own."""
+    """Play `num_episodes` per task, with a random stream of its own."""
     sampling = sampling_of(config, temperature=config.eval.temperature)
     generator = engine.evaluation_generator(sampling, seed=config.run.seed + 7919)
-    # A panel at a time: all episodes at once would need as many times the memory.
+    # One episode per task at a time bounds the memory.
     rounds = [
         player.groups(tasks, generator, group_size=1, step=step, max_turns=config.eval.max_turns)
         for _ in range(num_episodes)
@@ -52,14 +51,18 @@ def evaluated(
 
 
 def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
-    """A whole run: cold start, RL, evaluations, checkpoints; its summary, which is also in run.dir/summary.json."""
+    """A whole run: cold start, RL, evaluations, checkpoints, metrics in `run.trackers`.
+
+    Returns:
+        The summary, which is also in run.dir/summary.json.
+    """
     config = resolved(config)
     run_dir = Path(config.run.dir)
     settings, algorithm = settings_text(config, "train"), algorithm_of(config)
-    with locked(run_dir):
+    trackers = Trackers(config.run.trackers, callbacks)
+    with locked(run_dir), trackers.tracking():
         start = start_of(config, verb="train")
-        panel = tasks_of(config, "train")
-        held_out = tasks_of(config, config.eval.split, count=config.eval.tasks) if config.eval.tasks else []
+        panel, held_out = tasks_of(config, "train"), _held_out(config)
         engine = engine_of(config, folder=start.checkpoint)
         with Player(config, engine.tokenizer, processor=engine.processor) as player:
             order = TaskOrder(panel, num_tasks=config.rollout.num_tasks, seed=config.run.seed)
@@ -75,69 +78,76 @@ def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, 
                 checkpoint_every=config.run.checkpoint_every,
                 trajectories_every=config.run.trajectories_every,
                 eval_every=config.eval.every,
-                callbacks=callbacks,
+                callbacks=[trackers, *callbacks],
                 settings=settings,
             )
+            # A resume that fails leaves the folder as it was, so it is opened only after the state is restored.
             if start.checkpoint is None:
-                _open(run_dir, settings, start, callbacks)
-                _begin(config, trainer, player, panel)
-            else:
-                _take_up(config, trainer, start.checkpoint)
-                _open(run_dir, settings, start, callbacks)  # only now: what cannot go on leaves the folder as it was
+                _open(config, settings, start, trackers, callbacks)
+            _prepare(config, trainer, player, panel, callbacks, start.checkpoint)
+            if start.checkpoint is not None:
+                _open(config, settings, start, trackers, callbacks)
             trainer.run(config.run.steps)
         summary = _summary(config, trainer.step, trainer.before, trainer.latest, trainer.seconds)
         _close(run_dir, summary)
     return summary
 
 
-def _begin(config: Config, trainer: Trainer, player: Player, panel: Sequence[Task]) -> None:
-    """Bring a new policy to where RL starts."""
-    engine = trainer.engine
-    if config.sft.episodes:
+def _prepare(
+    config: Config,
+    trainer: Trainer,
+    player: Player,
+    panel: Sequence[Task],
+    callbacks: Sequence[Callback],
+    checkpoint: Path | None,
+) -> None:
+    """Bring the trainer to the start of RL or to its checkpoint, whose weights were loaded with the engine."""
+    engine, reference = trainer.engine, trainer.run_dir / "reference"
+    if checkpoint is None and config.sft.episodes:
         with timed("time/sft", trainer.seconds):
-            cold_start_from(config, engine, player, panel, trainer.callbacks)
+            cold_start_from(config, engine, player, panel, callbacks)
     engine.reset_optimizer(config.optim.learning_rate)
     if getattr(trainer.algorithm.loss, "kl", 0.0):
-        folder = trainer.run_dir / "reference"
-        write_folder(folder, engine.save, {"step": 0})
-        engine.set_reference(policy_in_folder(config, folder))
-
-
-def _take_up(config: Config, trainer: Trainer, checkpoint: Path) -> None:
-    """Bring a run to where its checkpoint was written; the weights were loaded with the engine."""
-    trainer.engine.reset_optimizer(config.optim.learning_rate)
-    if getattr(trainer.algorithm.loss, "kl", 0.0):
-        folder = trainer.run_dir / "reference"
-        if (folder / MANIFEST).exists():  # earlier versions wrote none
-            checked_manifest(folder)
-        trainer.engine.set_reference(policy_in_folder(config, folder))
-    trainer.restore(checkpoint)
+        if checkpoint is None:
+            write_folder(reference, engine.save, {"step": 0})
+        elif (reference / MANIFEST).exists():  # earlier versions wrote none
+            checked_manifest(reference)
+        engine.set_reference(policy_in_folder(config, reference))
+    if checkpoint is not None:
+        trainer.restore(checkpoint)
 
 
 def sft_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """A cold start alone: run.dir/model is the result, a plain transformers folder for engine.model."""
     config = resolved(config)
+    if not config.sft.episodes:
+        raise ConfigError("sft.episodes is 0: say how many expert episodes to learn from, e.g. sft.episodes=256")
     run_dir = Path(config.run.dir)
-    settings = settings_text(config, "sft")
-    with locked(run_dir):
-        start = start_of(config, verb="sft")
-        held_out = tasks_of(config, config.eval.split, count=config.eval.tasks) if config.eval.tasks else []
+    settings, trackers = settings_text(config, "sft"), Trackers(config.run.trackers, callbacks)
+    with locked(run_dir), trackers.tracking():
+        start, held_out = start_of(config, verb="sft"), _held_out(config)
         engine = engine_of(config)
-        _open(run_dir, settings, start, callbacks)
+        _open(config, settings, start, trackers, callbacks)
         seconds: Metrics = {}
         with Player(config, engine.tokenizer, processor=engine.processor) as player:
             before = evaluated(config, engine, player, held_out, step=0) if held_out else None
             with timed("time/sft", seconds):
-                metrics = cold_start_from(config, engine, player, tasks_of(config, "train"), callbacks)
+                panel = tasks_of(config, "train")
+                metrics = cold_start_from(config, engine, player, panel, [trackers, *callbacks])
             after = evaluated(config, engine, player, held_out, step=0) if held_out else None
         summary = _summary(config, 0, before, after, seconds) | {"algorithm": "sft", "loss": metrics["sft/loss"]}
+        trackers(Event("end", 0))
         _close(run_dir, summary)
         write_folder(run_dir / "model", engine.save, {"step": 0, "settings": settings})  # last: it says all is done
     return summary
 
 
+def _held_out(config: Config) -> Sequence[Task]:
+    return tasks_of(config, config.eval.split, count=config.eval.tasks) if config.eval.tasks else []
+
+
 def cold_start_from(
-    config: Config, engine: HFEngine, player: Player, panel: Sequence[Task], callbacks: Sequence[Callback]
+    config: Config, engine: TrainableEngine, player: Player, panel: Sequence[Task], callbacks: Sequence[Callback]
 ) -> Metrics:
     """Supervised learning on sft.episodes expert episodes of the training panel."""
 
@@ -153,7 +163,6 @@ def cold_start_from(
             epochs=config.sft.epochs,
             batch_size=config.sft.batch_size,
             learning_rate=config.sft.learning_rate,
-            set_learning_rate=engine.set_learning_rate,
             rng=random.Random(f"sft/{config.run.seed}"),
             on_update=tell,
         )
@@ -163,20 +172,25 @@ def cold_start_from(
     return metrics
 
 
-def _open(run_dir: Path, settings: str, start: Start, callbacks: Sequence[Callback]) -> None:
-    """Make run.dir ready to be written to, once nothing can be wrong with the settings or the checkpoint any more."""
-    notes = list(start.notes)
+def _open(config: Config, settings: str, start: Start, trackers: Trackers, callbacks: Sequence[Callback]) -> None:
+    """Prepare run.dir for writing and start the trackers, once settings and checkpoint are known to be sound."""
+    run_dir, notes = Path(config.run.dir), list(start.notes)
+    is_resumed = start.checkpoint is not None
     with writing(f"run.dir: {run_dir}"):
         for folder in (run_dir, run_dir / "checkpoints"):
             remove_leftovers(folder)
         for name in filter(is_leftover, os.listdir(run_dir)):
             (run_dir / name).unlink()
-        if start.checkpoint is None and (run_dir / "reference").is_dir():
+        if not is_resumed and (run_dir / "reference").is_dir():
             remove_folder(run_dir / "reference")
-        begun = start.checkpoint is not None
-        notes += mend_rows(run_dir / "metrics.jsonl", from_step=start.step, complete=begun)
-        notes += mend_rows(run_dir / "eval.jsonl", from_step=start.step + 1 if begun else 0)
+        notes += mend_rows(run_dir / "metrics.jsonl", from_step=start.step, complete=is_resumed)
+        notes += mend_rows(run_dir / "eval.jsonl", from_step=start.step + 1 if is_resumed else 0)
         write_whole(run_dir / CONFIG, settings)
+    record = read_record(run_dir)
+    record["starts"].append(new_start(start.step))
+    name, now = run_dir.absolute().name, about(record["starts"][-1])
+    trackers.start(RunInfo(run_dir, name, config=flat(config), about=now, ids=record["trackers"]))
+    _write_json(run_dir / RECORD, record)
     for text in notes:
         for callback in callbacks:
             callback(Event("note", start.step, text=text))
@@ -184,7 +198,11 @@ def _open(run_dir: Path, settings: str, start: Start, callbacks: Sequence[Callba
 
 def _close(run_dir: Path, summary: dict[str, Any]) -> None:
     flush_rows(run_dir)
-    write_whole(run_dir / "summary.json", json.dumps(summary, indent=1) + "\n")
+    _write_json(run_dir / "summary.json", summary)
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    write_whole(path, json.dumps(value, indent=1) + "\n")
 
 
 def _learning_rate(config: Config) -> Any:
@@ -194,8 +212,7 @@ def _learning_rate(config: Config) -> Any:
     return lambda step: optim.learning_rate * min((step + 1) / max(optim.warmup_steps, 1), 1.0)
 
 
-def _collected(config: Config, engine: HFEngine, player: Player, order: TaskOrder, step: int) -> list[Group]:
-    """A step's episodes, as the trainer should learn from them."""
+def _collected(config: Config, engine: TrainableEngine, player: Player, order: TaskOrder, step: int) -> list[Group]:
     groups = player.groups(order(step), engine, group_size=config.rollout.group_size, step=step)
     return corrected(groups, engine, cap=config.engine.importance_cap) if config.engine.importance_cap else groups
 
@@ -203,6 +220,8 @@ def _collected(config: Config, engine: HFEngine, player: Player, order: TaskOrde
 def _summary(
     config: Config, steps: int, before: Evaluation | None, after: Evaluation | None, seconds: Metrics
 ) -> dict[str, Any]:
+    device = chosen_device(config.engine.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {
         "algorithm": config.algorithm.name,
         "env": config.task.env,
@@ -211,12 +230,6 @@ def _summary(
         "success_before": before.rate if before else None,
         "success_after": after.rate if after else None,
         "seconds": {name.removeprefix("time/"): round(value, 2) for name, value in seconds.items()},
-        "versions": versions("torch", "transformers", "tokenizers"),
-        "hardware": _hardware(config),
+        "versions": versions(*PACKAGES),
+        "hardware": {"machine": platform.machine(), "threads": torch.get_num_threads(), "device": name},
     }
-
-
-def _hardware(config: Config) -> dict[str, Any]:
-    device = chosen_device(config.engine.device)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return {"machine": platform.machine(), "threads": torch.get_num_threads(), "device": name}

@@ -1,15 +1,17 @@
-"""What an engine is: it generates, scores and learns. Nothing here knows an algorithm."""
+"""What an engine is: it generates, scores and trains. Knows no algorithm."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from spear_rl.functional.losses import LossFn
+from spear_rl.rollout.generator import Generator, Sampling
 from spear_rl.types import Completion, Metrics
 
 
@@ -35,10 +37,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class ImageBatch(Batch):
-    """Rows with pictures in them, for a vision-language model."""
+    """Rows with images, for a vision-language model."""
 
     images: tuple[tuple[bytes, ...], ...]
-    """Those of each row as PNG files, in the order of their placeholder tokens."""
+    """PNG files per row, in the order of their placeholder tokens."""
 
     def rows(self, index: Tensor) -> ImageBatch:
         tensors = {f.name: getattr(self, f.name)[index] for f in fields(Batch)}
@@ -60,19 +62,56 @@ class Term:
 
 
 class NonFiniteLossError(RuntimeError):
-    """The loss, its gradient or the policy's own scores are not numbers any more."""
+    """The loss, its gradient or the policy's logits are not finite."""
 
 
 class Engine(Protocol):
-    """The policy, wherever it lives."""
+    """What one training step needs of the policy."""
 
     pad_id: int
 
     def generate(self, prompts: Sequence[list[int]]) -> list[Completion]: ...
     def update(self, terms: Sequence[Term]) -> Metrics:
         """Accumulate the gradient of every term, then take one optimizer step."""
-        ...
 
     def sync(self) -> None:
-        """Make `generate` use the weights `update` left behind."""
-        ...
+        """Make `generate` use the weights that `update` left."""
+
+
+class TrainableEngine(Engine, Protocol):
+    """What a run needs besides: learning rate, evaluation, checkpoints. `spear_rl.testing.check_engine` tests one."""
+
+    tokenizer: Any
+    processor: Any
+    """Of a vision-language model, else None."""
+
+    def set_learning_rate(self, learning_rate: float) -> None: ...
+    def reset_optimizer(self, learning_rate: float) -> None:
+        """Start with fresh optimizer state, as between the cold start and RL."""
+
+    def set_reference(self, model: Any) -> None:
+        """Compare with this frozen model in the KL term; it was loaded from what `save` wrote."""
+
+    def scored(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """[B, T] log-probabilities and entropies of the trained tokens under the current weights."""
+
+    def evaluation_generator(self, sampling: Sampling, *, seed: int) -> Generator:
+        """A generator with its own sampling and random stream: evaluation leaves training unchanged."""
+
+    def check_weights(self, bound: float) -> None:
+        """Raise NonFiniteLossError if a weight is not finite or larger than `bound`."""
+
+    def save(self, folder: Path) -> None:
+        """Write a transformers folder, or a peft adapter, with the tokenizer."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds besides the weights: tensors, numbers, strings, and lists and dicts of them."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def missing_members(engine: object) -> list[str]:
+    """Attributes and methods of TrainableEngine that `engine` lacks."""
+    annotated = [*Engine.__annotations__, *TrainableEngine.__annotations__]
+    names = [*annotated, *(name for name in dir(TrainableEngine) if not name.startswith("_"))]
+    return sorted({name for name in names if not hasattr(engine, name)})

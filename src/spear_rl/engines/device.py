@@ -1,6 +1,9 @@
-"""Where the policy runs and in which precision: what a name like "auto" means on this machine, or why it cannot be."""
+"""Device, precision and free memory: what "auto" means on this machine, or why a setting cannot be met."""
 
 from __future__ import annotations
+
+import os
+from pathlib import Path
 
 import torch
 
@@ -30,3 +33,29 @@ def chosen_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if has_bfloat16 else torch.float32
     return {"bfloat16": torch.bfloat16, "float32": torch.float32}[name]
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that this process can still allocate there."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = [f for f in (_meminfo_available(), _cgroup_available()) if f is not None]
+    return min(free, default=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def _meminfo_available() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return None
+
+
+def _cgroup_available() -> int | None:
+    """What a container's limit leaves; the page cache is reclaimable."""
+    try:
+        most, used = (Path("/sys/fs/cgroup", name).read_text().strip() for name in ("memory.max", "memory.current"))
+        cached = Path("/sys/fs/cgroup/memory.stat").read_text().split()
+        return int(most) - int(used) + int(cached[cached.index("inactive_file") + 1])
+    except (OSError, ValueError):
+        return None

@@ -1,15 +1,16 @@
-"""Generation by vLLM in this process, beside an engine that trains: its weights are copied in, never read from disk.
+"""Generation by vLLM in this process, beside an engine that trains: weights are copied in memory, never through files.
 
-vLLM's log-probabilities are of one of two distributions, fixed when it starts. Ours are always of the whole
-distribution at the temperature of sampling, as training scores them:
+vLLM reports log-probabilities of one of two distributions, chosen at its start. Training scores the full distribution
+at the sampling temperature:
 
-    top_p = 1               vLLM's `processed_logprobs` (after temperature, and there is nothing else): the same
-    top_p < 1, temperature 1    `raw_logprobs` (before temperature and top_p): the same
-    top_p < 1, another one      neither: refused
+    top_p = 1                        vLLM's `processed_logprobs` (after temperature): the same
+    top_p < 1, temperature 0 or 1    `raw_logprobs` (before temperature and top_p): the same
+    top_p < 1, other temperatures    neither: refused
 """
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import tempfile
@@ -29,14 +30,14 @@ from spear_rl.rollout.generator import Sampling
 from spear_rl.types import Completion
 
 NamedWeights = Iterable[tuple[str, Tensor]]
-"""Of a transformers model, under its own names."""
+"""Under the names of the transformers model."""
 
 _HEADS = {
     "embed_tokens.weight": "lm_head.weight",
     "embed_in.weight": "embed_out.weight",
     "wte.weight": "lm_head.weight",
 }
-"""What input embeddings are called -> what the head tied to them is."""
+"""Name of the input embeddings -> name of the head tied to them."""
 
 
 class VLLMGenerator:
@@ -45,11 +46,11 @@ class VLLMGenerator:
     Args:
         model: a transformers model, whose weights never touch the disk, or a transformers folder.
         tokenizer: the model's; a folder has its own.
-        dtype: what vLLM keeps weights and computes in.
-        gpu_memory_utilization: share of the GPU that vLLM takes for weights and key-value cache, beside the trainer.
+        dtype: of vLLM's weights and computation.
+        gpu_memory_utilization: share of the GPU that vLLM takes for weights and KV cache, beside the trainer.
         max_model_len: longest prompt and completion together.
         end_ids: tokens that end a completion besides the model's own; empty switches all of them off.
-        trust_remote_code: run the Python files that a folder may bring along for its model.
+        trust_remote_code: run Python files of a model's folder.
         options: further arguments of `vllm.LLM`.
     """
 
@@ -95,38 +96,52 @@ class VLLMGenerator:
         # In another process vLLM could not be handed the trainer's tensors.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         self._vllm = _imported()
-        with _undisturbed():
+        with _random_state_kept():
             self._llm = self._vllm.LLM(**(settings | dict(options or {})))
         if not has_folder:
             self.load(merged_weights(model, {}))
 
     def generate(self, prompts: Sequence[list[int]]) -> list[Completion]:
-        """One completion a prompt; the same calls in the same order give the same completions."""
+        """One completion per prompt; the same calls in the same order give the same completions."""
         self._num_calls += 1
-        return self._completions(prompts, self.sampling, seed=self._seed * 1_000_003 + self._num_calls)
+        if not prompts:
+            return []
+        longest = max(map(len, prompts))
+        if longest >= self._max_model_len:
+            raise ConfigError(
+                f"a prompt of {longest} tokens leaves no room in vLLM's {self._max_model_len}: "
+                "lower rollout.max_context or raise max_model_len"
+            )
+        seed = self._seed * 1_000_003 + self._num_calls
+        inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        params = [self._params(seed * 65_537 + number) for number in range(len(prompts))]
+        with _random_state_kept():
+            outputs = self._llm.generate(inputs, params, use_tqdm=False)
+        return [_completion(output.outputs[0]) for output in outputs]
 
-    def evaluation_generator(self, sampling: Sampling, *, seed: int) -> VLLMEvaluationGenerator:
-        """A generator with its own settings and random stream; its log-probs are as vLLM was started to report them."""
-        return VLLMEvaluationGenerator(self, sampling, seed)
+    def evaluation_generator(self, sampling: Sampling, *, seed: int) -> VLLMGenerator:
+        """The same weights with their own sampling and random stream; `logprobs_mode` stays."""
+        other = copy.copy(self)
+        other.sampling, other._seed, other._num_calls = sampling, seed, 0
+        return other
 
     def load(self, weights: NamedWeights) -> None:
-        """Copy all of the trainer's weights into the running model, and forget what was cached under the old ones.
+        """Copy all of the trainer's weights into the running model and clear the prefix cache.
 
-        Names are those of the transformers model. A weight that vLLM has and did not get is an error: it would go on
-        sampling from a mixture of two policies.
+        A weight that vLLM has and did not get is an error: it would sample from a mixture of two policies.
         """
         named = _with_head(weights)
-        with torch.no_grad(), _undisturbed():
-            if self._is_on_cpu:  # there vLLM repacks weights for its kernels, which copying into them would not do
+        with torch.no_grad(), _random_state_kept():
+            if self._is_on_cpu:  # there vLLM repacks weights for its kernels, which plain copies would skip
                 self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named})
             else:
-                self._llm.apply_model(lambda model: _copied(model, named))
+                self._llm.apply_model(lambda model: _load_into(model, named))
                 torch.cuda.synchronize()
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM is still generating: its cache cannot be cleared, so its weights must not change")
 
     def close(self) -> None:
-        """Give the GPU's memory back."""
+        """Free the GPU's memory."""
         llm, self._llm = self._llm, None
         if llm is not None:
             with suppress(AttributeError):
@@ -137,22 +152,8 @@ class VLLMGenerator:
         if self._folder is not None:
             self._folder.cleanup()
 
-    def _completions(self, prompts: Sequence[list[int]], sampling: Sampling, *, seed: int) -> list[Completion]:
-        if not prompts:
-            return []
-        longest = max(map(len, prompts))
-        if longest >= self._max_model_len:
-            raise ConfigError(
-                f"a prompt of {longest} tokens leaves no room in vLLM's {self._max_model_len}: "
-                "lower rollout.max_context or raise max_model_len"
-            )
-        inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        params = [self._params(sampling, seed * 65_537 + number) for number in range(len(prompts))]
-        with _undisturbed():
-            outputs = self._llm.generate(inputs, params, use_tqdm=False)
-        return [_completion(output.outputs[0]) for output in outputs]
-
-    def _params(self, sampling: Sampling, seed: int) -> Any:
+    def _params(self, seed: int) -> Any:
+        sampling = self.sampling
         return self._vllm.SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -163,24 +164,13 @@ class VLLMGenerator:
             include_stop_str_in_output=True,
             skip_special_tokens=False,  # a stop string may be one
             detokenize=bool(sampling.stop),
-            logprobs=0,  # of the sampled token alone
-            seed=seed % 2**63,  # its own for every prompt, so that nothing depends on what is generated beside it
+            logprobs=0,  # of the sampled token only
+            seed=seed % 2**63,  # one per prompt, so that a completion does not depend on the rest of the batch
         )
 
     @property
     def _is_on_cpu(self) -> bool:
         return bool(import_module("vllm.platforms").current_platform.is_cpu())
-
-
-class VLLMEvaluationGenerator:
-    """The same weights under other sampling settings."""
-
-    def __init__(self, generator: VLLMGenerator, sampling: Sampling, seed: int) -> None:
-        self._generator, self._sampling, self._seed, self._num_calls = generator, sampling, seed, 0
-
-    def generate(self, prompts: Sequence[list[int]]) -> list[Completion]:
-        self._num_calls += 1
-        return self._generator._completions(prompts, self._sampling, seed=self._seed * 1_000_003 + self._num_calls)
 
 
 def _imported() -> Any:
@@ -190,16 +180,15 @@ def _imported() -> Any:
 
 
 def _completion(output: Any) -> Completion:
-    """vLLM's answer in our words."""
     if output.finish_reason not in ("stop", "length"):
-        raise RuntimeError(f"vLLM gave up on a prompt: {output.finish_reason}")
+        raise RuntimeError(f"vLLM stopped a completion: {output.finish_reason}")
     token_ids = list(output.token_ids)
     logprobs = [float(step[token].logprob) for token, step in zip(token_ids, output.logprobs, strict=True)]
     return Completion(token_ids, logprobs, output.finish_reason == "length")
 
 
 def _with_head(weights: NamedWeights) -> Iterator[tuple[str, Tensor]]:
-    """The same, and a tied head under its own name if it was left out: else vLLM might keep the old one unnoticed."""
+    """Adds a tied head under its own name if it was left out: else vLLM could keep the old one."""
     tied: tuple[str, Tensor] | None = None
     has_head = False
     for name, weight in weights:
@@ -211,8 +200,8 @@ def _with_head(weights: NamedWeights) -> Iterator[tuple[str, Tensor]]:
         yield tied
 
 
-def _copied(model: Any, weights: NamedWeights) -> None:
-    """Runs inside vLLM's worker: each weight into its place, which captured CUDA graphs go on reading."""
+def _load_into(model: Any, weights: NamedWeights) -> None:
+    """Runs inside vLLM's worker: copies in place, since captured CUDA graphs keep their addresses."""
     loaded = model.load_weights(weights)
     expected = {name for name, _ in model.named_parameters()}
     if loaded is not None and expected - set(loaded):
@@ -220,8 +209,8 @@ def _copied(model: Any, weights: NamedWeights) -> None:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """vLLM seeds this process's random streams when it starts; training's go on as if nothing had happened."""
+def _random_state_kept() -> Iterator[None]:
+    """vLLM seeds the random streams of this process; restore them."""
     state = random.getstate()
     with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
         yield

@@ -1,1 +1,1 @@
-"""Files, locks, HTTP and untrusted text: what outlives a kill, and what is safe to print. Standard library only."""
+"""Files, locks, run records, HTTP and untrusted text. Standard library only, but for `terminal`."""

@@ -1,10 +1,4 @@
-"""A cache on disk for small values: written whole or not at all, and what is not as it was written counts as absent.
-
-The values are JSON: reading a pickle runs what is in it, and marshal may crash on bytes it did not write. All of this
-is for speed only, so a folder that cannot be written costs time and nothing else.
-"""
-
-from __future__ import annotations
+"""A cache on disk for small JSON values. Damaged entries count as absent; a cache that cannot be written is skipped."""
 
 import contextlib
 import hashlib
@@ -18,15 +12,14 @@ VARIABLE = "SPEAR_RL_CACHE"
 
 
 def cache_folder(given: str = "") -> Path:
-    """Where to keep things: the folder given, else $SPEAR_RL_CACHE, else spear_rl in the user's cache folder."""
-    chosen = given or os.environ.get(VARIABLE, "")
-    if chosen:
+    """The folder given, else $SPEAR_RL_CACHE, else spear_rl in the user's cache folder."""
+    if chosen := given or os.environ.get(VARIABLE):
         return Path(os.path.expanduser(chosen))
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "spear_rl"
 
 
 def stored(path: str | Path) -> Any | None:
-    """The value that was kept at a path; None where there is none or it is damaged."""
+    """The value at a path; None where there is none or it is damaged."""
     try:
         with open(path, "rb") as file:
             digest, _, body = file.read().partition(b"\n")
@@ -36,7 +29,7 @@ def stored(path: str | Path) -> Any | None:
 
 
 def store(path: Path, value: object) -> None:
-    """Keep a value at a path. Readers see the old value or the new one, never a part, whenever the writer dies."""
+    """Write a value atomically."""
     body = json.dumps(value, separators=(",", ":")).encode()
     temporary = ""
     try:

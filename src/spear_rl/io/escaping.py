@@ -1,10 +1,8 @@
-"""Untrusted text made fit to be shown: what would steer a terminal or hide in a page becomes visible escapes.
+"""Escaping of untrusted text for display: control and invisible characters become visible escapes.
 
-Episodes, tool output, task texts, file names and servers' answers hold whatever a policy or a stranger wrote. Files
-keep the exact text; only what is printed or shown goes through here. Standard library only.
+Episodes, tool output, task texts, file names and servers' answers are untrusted. Files keep the exact text; only what
+is displayed goes through here. Standard library only.
 """
-
-from __future__ import annotations
 
 import re
 import unicodedata
@@ -21,16 +19,15 @@ _MARKDOWN = re.compile(r"[\\`*_\[\]<>|&~$]")
 
 
 def visible(text: str) -> str:
-    r"""The text with everything that has no shape of its own written out; newlines stay, a tab is four spaces.
+    r"""Escape control, format (bidirectional), separator, surrogate, private and unassigned characters.
 
-    Written out are control characters, bidirectional and other format characters, line separators, halves of
-    characters, private and unassigned ones: "\x1b[31mred\u202e" -> r"\x1b[31mred\u202e". Twice changes nothing more.
+    "\x1b[31mred\u202e" -> r"\x1b[31mred\u202e". Newlines stay, a tab is four spaces. Idempotent.
     """
     return _UNUSUAL.sub(lambda found: _shown(found[0]), text.replace("\r\n", "\n"))
 
 
 def indented(text: str, by: str = "    ") -> str:
-    """The same with every line but the first set in, so that no line of it passes for one of ours."""
+    """The same with every line but the first indented, so that none passes for a line of ours."""
     return visible(text).replace("\n", f"\n{by}")
 
 
@@ -40,16 +37,16 @@ def one_line(text: str) -> str:
 
 
 def clipped(text: str, most: int) -> str:
-    """The same in a sentence: blanks and newlines become one blank, and no more than about `most` characters."""
+    """The same on one line with single spaces, cut to about `most` characters."""
     line = " ".join(visible(text[: 4 * most]).split())
     return line if len(line) <= most else f"{line[:most]}..."
 
 
 def in_words(error: BaseException) -> str:
-    """An exception on one line, whatever its own methods do."""
+    """An exception on one line, even if its own `str` raises."""
     try:
         text = clipped(str(error), 500)
-    except BaseException:  # what str() raises is the doing of whoever wrote the exception
+    except BaseException:
         text = "(its message cannot be read)"
     if isinstance(error, UserError):
         return text
@@ -57,7 +54,7 @@ def in_words(error: BaseException) -> str:
 
 
 def markdown(text: str) -> str:
-    """One line of text that Markdown shows as it is: no table cell, link, picture or HTML begins in it."""
+    """One line of text that Markdown renders literally: no table cell, link, image or HTML."""
     return _MARKDOWN.sub(r"\\\g<0>", one_line(text))
 
 

@@ -1,6 +1,4 @@
-"""Files that survive a kill, a power cut and a full disk: written whole or not at all. Knows no run."""
-
-from __future__ import annotations
+"""Files that survive a kill, a power cut and a full disk: written atomically."""
 
 import contextlib
 import errno
@@ -30,9 +28,9 @@ def writing(what: object) -> Iterator[None]:
 
 
 def disk_reason(error: BaseException | None) -> str | None:
-    """What the operating system said, if an exception or one that it came from is about a file; None otherwise.
+    """The operating system's message, if an exception or one of its causes is about a file; else None.
 
-    safetensors, tokenizers and torch write in native code and raise exceptions of their own kinds.
+    safetensors, tokenizers and torch write in native code and raise exceptions of their own.
     """
     while error is not None:
         if isinstance(error, OSError):
@@ -47,7 +45,7 @@ def disk_reason(error: BaseException | None) -> str | None:
 
 
 def flush(path: Path) -> None:
-    """Wait until a file or folder is on disk."""
+    """Flush a file or folder to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -81,7 +79,7 @@ def is_leftover(name: str) -> bool:
 
 
 def move_aside(path: Path) -> Path:
-    """Rename something that is in the way and is not ours to delete."""
+    """Rename something that is in the way and must not be deleted."""
     number = 1
     while os.path.lexists(aside := path.with_name(f"{path.name}.kept-{number}")):
         number += 1
@@ -100,7 +98,7 @@ def remove_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def same_folder() -> Iterator[None]:
-    """Come back to the current folder: an environment in this process may go elsewhere, and paths may be relative."""
+    """Restore the working directory afterwards: a user's code may change it, and our paths may be relative."""
     folder = ""
     with contextlib.suppress(OSError):
         folder = os.getcwd()
@@ -113,7 +111,7 @@ def same_folder() -> Iterator[None]:
 
 
 def check_writable(path: Path, what: str) -> None:
-    """Fail now, and not after an hour of work, if a file cannot be written; leaves nothing behind."""
+    """Fail before the work if a file cannot be written; leaves nothing behind."""
     with writing(f"{what}: {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         is_new = not path.exists()

@@ -1,7 +1,5 @@
 """HTTP client for untrusted servers: bounded time and size, no redirects. Standard library only."""
 
-from __future__ import annotations
-
 import io
 import socket
 import time
@@ -10,7 +8,7 @@ from typing import Any
 from urllib.request import HTTPHandler, HTTPRedirectHandler, HTTPSHandler, OpenerDirector, Request, build_opener
 
 MAX_BODY = 16 << 20
-"""Bytes of an answer."""
+"""Most bytes of an answer."""
 
 
 class DeadlineReader(io.RawIOBase):
@@ -41,12 +39,12 @@ class DeadlineReader(io.RawIOBase):
 
 
 def bounded_opener() -> OpenerDirector:
-    """Opens requests; an answer, head and body, must have come within the request's time-out."""
+    """An opener whose answers, head and body, must arrive within the time-out of the request."""
     return build_opener(_NoRedirects, _Http, _Https)
 
 
 def bounded_body(response: Any) -> bytes:
-    """What a server answered, up to `MAX_BODY` bytes and one more, which says that there is too much."""
+    """The body of an answer; one byte more than `MAX_BODY` means that it is too long."""
     body: bytes = response.read(MAX_BODY + 1)
     if len(body) <= MAX_BODY and response.length:
         raise IncompleteRead(body, response.length)
@@ -79,7 +77,7 @@ class _Https(HTTPSHandler):
 
 
 class _NoRedirects(HTTPRedirectHandler):
-    """A redirect would take the key to wherever the server says, so it is an error like any other."""
+    """Redirects are errors: one could send the API key to another server."""
 
     def http_error_302(self, req: Request, fp: Any, code: int, msg: str, headers: Any) -> None:
         return None

@@ -1,6 +1,4 @@
-"""metrics.jsonl and eval.jsonl: one JSON object with a step per line. Reads what is readable and says what is not."""
-
-from __future__ import annotations
+"""metrics.jsonl and eval.jsonl: one JSON object with a step per line; unreadable lines are reported."""
 
 import json
 import os
@@ -14,7 +12,7 @@ from spear_rl.io.files import flush, write_whole, writing
 
 @dataclass
 class Rows:
-    """A file of rows read back."""
+    """What was read from a file of rows."""
 
     by_step: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Step -> row, in order of steps; of several rows of one step the last."""
@@ -24,8 +22,6 @@ class Rows:
     """Number of a line -> what is wrong with it."""
     damaged: list[bytes] = field(default_factory=list)
     """The lines at fault, as they are."""
-    is_cut: bool = False
-    """The last line was cut off by a kill; that is not among the faults."""
 
     def sentences(self, name: str) -> list[str]:
         return [f"{name}, line {number} {fault}" for number, fault in self.faults.items()]
@@ -34,8 +30,7 @@ class Rows:
 def read_rows(path: Path) -> Rows:
     """All rows of a file that can be read; none if there is no file."""
     found = Rows()
-    content = path.read_bytes() if path.is_file() else b""
-    *whole, last = content.split(b"\n")
+    *whole, last = (path.read_bytes() if path.is_file() else b"").split(b"\n")
     for number, line in enumerate([*whole, last], start=1):
         if not line.strip():
             continue
@@ -44,11 +39,9 @@ def read_rows(path: Path) -> Rows:
             if not isinstance(row, dict) or type(row.get("step")) is not int:
                 raise ValueError("is no JSON object with a step")
         except (ValueError, RecursionError) as error:
-            if number > len(whole):
-                found.is_cut = True
-                continue
-            found.damaged.append(line)
-            found.faults[number] = _fault(error)
+            if number <= len(whole):  # an incomplete last line, as after a kill, is no fault
+                found.damaged.append(line)
+                found.faults[number] = _fault(error)
             continue
         if row["step"] in found.by_step:
             found.faults[found.lines[row["step"]]] = f"is a second row of step {row['step']}"
@@ -65,12 +58,12 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def mend_rows(path: Path, *, from_step: int, complete: bool = False) -> list[str]:
-    """Forget rows of `from_step` on, which a resumed run writes again, and what is damaged; says what it found.
+    """Remove rows from `from_step` on, which a resumed run writes again, and damaged lines; returns notes.
 
-    Damaged lines are kept in a file of their own beside `path`.
+    Damaged lines are kept in `path`.damaged.
 
     Args:
-        complete: there should be a row of every step before `from_step`.
+        complete: there should be a row for every step before `from_step`.
     """
     with writing(path):
         found = read_rows(path)
@@ -91,7 +84,7 @@ def mend_rows(path: Path, *, from_step: int, complete: bool = False) -> list[str
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Numbers in ascending order in few words, e.g. 3, 5-8."""
+    """Ascending numbers as ranges, e.g. 3, 5-8."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][-1] + 1:
@@ -102,7 +95,7 @@ def spans(numbers: Iterable[int]) -> str:
 
 
 def flush_rows(run_dir: Path) -> None:
-    """Wait until all rows of a run are on disk."""
+    """Flush all rows of a run to disk."""
     for path in (run_dir / "metrics.jsonl", run_dir / "eval.jsonl"):
         with writing(path):
             if path.is_file():

@@ -1,7 +1,5 @@
 """One process per run folder: a lock that the kernel releases when its holder dies."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json
@@ -21,14 +19,14 @@ except ImportError:  # no such locks on this system
 
 LOCK = ".lock"
 _held: dict[str, int] = {}
-"""Folder -> the thread of this process that holds it: the kernel's locks are per process."""
+"""Folder -> the thread of this process that holds it, as the kernel's locks are per process."""
 
 
 @contextlib.contextmanager
 def locked(run_dir: Path) -> Iterator[None]:
-    """Lock a run folder; it is created if need be, and removed again if nothing was written to it.
+    """Lock a run folder; created if it is missing, and removed again if nothing was written to it.
 
-    The thread that holds a folder may enter again. On network file systems this is best effort.
+    Reentrant within a thread. Best effort on network file systems.
     """
     if "\0" in str(run_dir) or (os.path.lexists(run_dir) and not os.path.isdir(run_dir)):
         raise ConfigError(f"run.dir: {str(run_dir)!r} is not a folder; choose another")
@@ -47,7 +45,12 @@ def locked(run_dir: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            _let_go(run_dir, handle, made)
+            try:
+                with contextlib.suppress(OSError):
+                    if made and os.listdir(run_dir) == [LOCK]:
+                        os.unlink(run_dir / LOCK)
+            finally:
+                os.close(handle)
     finally:
         del _held[key]
         with contextlib.suppress(OSError):  # those that hold something stay
@@ -78,7 +81,10 @@ def _locked(run_dir: Path) -> int:
             continue
         try:
             if not _taken(handle):
-                raise _in_use(run_dir, *_holder(handle))
+                holder: dict[str, object] = {}
+                with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+                    holder = dict(json.loads(os.pread(handle, 4096, 0)))
+                raise _in_use(run_dir, holder.get("pid", "unknown"), holder.get("host", "unknown host"))
             if os.path.lexists(path) and os.path.samestat(os.fstat(handle), os.stat(path)):
                 os.ftruncate(handle, 0)
                 os.pwrite(handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
@@ -101,23 +107,6 @@ def _taken(handle: int) -> bool:
         if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL):  # a file system without locks
             raise
     return True
-
-
-def _let_go(run_dir: Path, handle: int, made: list[Path]) -> None:
-    try:
-        with contextlib.suppress(OSError):
-            if made and os.listdir(run_dir) == [LOCK]:
-                os.unlink(run_dir / LOCK)
-    finally:
-        os.close(handle)
-
-
-def _holder(handle: int) -> tuple[object, object]:
-    try:
-        said = json.loads(os.pread(handle, 4096, 0))
-        return said["pid"], said["host"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return "unknown", "unknown host"
 
 
 def _in_use(run_dir: Path, pid: object, host: object) -> ConfigError:

@@ -1,6 +1,4 @@
-"""Where the command line prints: a rich console, the log and stderr, none of which a text can steer."""
-
-from __future__ import annotations
+"""The console, the log and stderr of the command line, all of which escape untrusted text."""
 
 import io
 import logging
@@ -18,7 +16,7 @@ _FORMAT = "%(levelname)s: %(message)s"
 
 
 class PlainConsole(Console):
-    """A console that shows texts as they are: no markup, no emoji codes, no control characters."""
+    """A console without markup, emoji codes and control characters."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **options)
@@ -27,14 +25,14 @@ class PlainConsole(Console):
         return super().render_str(visible(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        # Texts that did not come as strings. Only rich itself makes control segments, and nobody a link.
+        # For texts that are no strings. Control segments come from rich alone; links are removed.
         for text, style, control in super().render(renderable, options):
             linkless = style.update_link(None) if style and style.link else style
             yield Segment(text if control else visible(text), linkless, control)
 
 
 class PlainStream(io.TextIOBase):
-    """A text stream that escapes what is written to it; a progress bar's returns become new lines."""
+    """A text stream that escapes what is written to it; carriage returns become new lines."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -58,20 +56,20 @@ class PlainStream(io.TextIOBase):
 
 
 class PlainFormatter(logging.Formatter):
-    """Escapes a record; lines after its first are set in, so that no message passes for two."""
+    """Escapes a record and indents its later lines, so that no message passes for two."""
 
     def format(self, record: logging.LogRecord) -> str:
         return indented(super().format(record))
 
 
 def protect_stderr() -> None:
-    """From now on tracebacks, warnings and libraries' own messages are escaped too."""
+    """Escape tracebacks, warnings and libraries' messages too."""
     if sys.stderr is not None and not isinstance(sys.stderr, PlainStream):
         sys.stderr = PlainStream(sys.stderr)
 
 
 def log_to_stderr() -> None:
-    """The root logger's handler, unless there is one."""
+    """Add a handler to the root logger unless it has one."""
     logging.basicConfig(level=logging.WARNING)
     for handler in logging.getLogger().handlers:
         if type(handler) is logging.StreamHandler:

@@ -4,8 +4,7 @@ from spear_rl.rollout.collect import collect_groups, demonstration
 from spear_rl.rollout.env import INADMISSIBLE, Environment, Observation, StepResult, Task, TasksFn
 from spear_rl.rollout.generator import Generator, Lockstep, Sampling, Stream, Streaming
 from spear_rl.rollout.layouts import LAYOUTS, Layout, growing_chat, independent_turns, present_only
-from spear_rl.rollout.rendering.renderer import ChatRenderer, Renderer
-from spear_rl.rollout.rendering.template import Message
+from spear_rl.rollout.rendering.renderer import ChatRenderer, Message, Renderer
 from spear_rl.rollout.workers.runner import EnvRunner, InProcess
 
 __all__ = [

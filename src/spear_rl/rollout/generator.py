@@ -1,4 +1,4 @@
-"""What completes prompts: the policy itself, a server, or a scripted stand-in. Token ids in, token ids out."""
+"""The generator protocol: the policy, a server or a script completes prompts. Token ids in, token ids out."""
 
 from __future__ import annotations
 
@@ -11,72 +11,69 @@ from spear_rl.types import Completion
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample a completion."""
+    """Sampling parameters of a completion."""
 
     max_new_tokens: int = 64
     temperature: float = 1.0
-    """0 takes the likeliest token."""
+    """0 is greedy decoding."""
     top_p: float = 1.0
     stop: tuple[str, ...] = ()
-    """A completion ends with the first of these it contains, besides the model's own end token."""
+    """Stop strings: a completion ends with the first one it contains, or with the model's end token."""
 
 
 class Generator(Protocol):
-    """Anything that completes prompts."""
+    """Completes a batch of prompts."""
 
     def generate(self, prompts: Sequence[list[int]]) -> list[Completion]: ...
 
 
 class Stream(Protocol):
-    """Completions as they come: prompts may be added while others are being written."""
+    """Continuous batching: prompts may be added while others are being completed.
 
-    def add(self, key: int, prompt: list[int]) -> None:
-        """Ask for a completion; `key` names the conversation, whose next prompt may reuse what is kept of this one."""
-        ...
+    add       request a completion; `key` names the conversation, whose next prompt may reuse this one's prefix
+    finished  wait for at least one completion and return those that are finished; empty if none is pending
+    len()     the number of pending completions
+    """
 
-    def finished(self) -> list[tuple[int, Completion]]:
-        """Go on until at least one is done, and give all that are done; nothing when nothing is under way."""
-        ...
-
-    def __len__(self) -> int:
-        """How many are under way."""
-        ...
+    def add(self, key: int, prompt: list[int]) -> None: ...
+    def finished(self) -> list[tuple[int, Completion]]: ...
+    def __len__(self) -> int: ...
 
 
 @runtime_checkable
 class Streaming(Protocol):
-    """A generator that can take a prompt while it writes others.
+    """A generator with continuous batching.
 
-    What it writes for the n-th prompt of a key must depend on nothing that is under way beside it: prompts arrive in
-    whatever order environments answer.
+    The completion of a key's n-th prompt must not depend on the other pending prompts: they arrive in whatever order
+    environments answer.
     """
 
     def stream(self) -> Stream: ...
 
 
 class Lockstep:
-    """A stream over a generator that only knows batches: all that was asked for is written together, in that order."""
+    """A stream over a generator without continuous batching: all pending prompts are completed as one batch."""
 
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
-        self._asked: list[tuple[int, list[int]]] = []
+        self._pending: list[tuple[int, list[int]]] = []
 
     def add(self, key: int, prompt: list[int]) -> None:
-        self._asked.append((key, prompt))
+        self._pending.append((key, prompt))
 
     def finished(self) -> list[tuple[int, Completion]]:
-        asked, self._asked = self._asked, []
-        if not asked:
+        pending, self._pending = self._pending, []
+        if not pending:
             return []
-        completions = self._generator.generate([prompt for _, prompt in asked])
-        return list(zip((key for key, _ in asked), completions, strict=True))
+        completions = self._generator.generate([prompt for _, prompt in pending])
+        return list(zip((key for key, _ in pending), completions, strict=True))
 
     def __len__(self) -> int:
-        return len(self._asked)
+        return len(self._pending)
 
 
 def drained(stream: Stream, prompts: Sequence[list[int]]) -> list[Completion]:
-    """One completion a prompt from a stream, in the prompts' order."""
+    """One completion per prompt from a stream, in the prompts' order."""
     for key, prompt in enumerate(prompts):
         stream.add(key, prompt)
     done: dict[int, Completion] = {}

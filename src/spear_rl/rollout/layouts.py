@@ -1,4 +1,4 @@
-"""What the policy is shown at each turn: one growing conversation, or an independent prompt a turn."""
+"""What the policy sees at each turn: one growing conversation, or an independent prompt per turn."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from functools import partial
 from typing import Literal
 
 from spear_rl.rollout.env import Observation, Task
-from spear_rl.rollout.rendering.renderer import Renderer
-from spear_rl.rollout.rendering.template import Message
+from spear_rl.rollout.rendering.renderer import Message, Renderer
 from spear_rl.types import ImagePrompt, Turn
 
 Layout = Callable[[Renderer, Task, Sequence[Observation], Sequence[Turn]], list[int]]
 """Task, all observations so far (one more than turns) and all turns so far in; the next prompt's token ids out."""
 
-_TAGS = re.compile(r"</?\w+>")
-
 Detail = Literal["full", "short"]
 """full: instructions and the list of possible actions are in the prompt; short: observations only, for tiny models."""
+
+_TAGS = re.compile(r"</?\w+>")
 
 
 def growing_chat(
@@ -29,14 +28,13 @@ def growing_chat(
     *,
     detail: Detail = "full",
 ) -> list[int]:
-    """Everything said so far, in the very tokens it was said in. Its turns train as one row."""
-    shown, images = _shown(observations[-1], detail), observations[-1].images
-    if turns and (images or turns[-1].images):
-        before = ImagePrompt(turns[-1].prompt_ids, turns[-1].images)
-        return renderer.extended(before, turns[-1].completion.token_ids, shown, images)
-    if turns:
-        return renderer.extended(turns[-1].prompt_ids, turns[-1].completion.token_ids, shown)
-    return renderer.prompt(_opened(task, detail, shown, images))
+    """The whole conversation so far, in the tokens that were sampled. Its turns train as one row."""
+    text, images = _text(observations[-1], detail), observations[-1].images
+    if not turns:
+        return renderer.prompt(_first_messages(task, detail, text, images))
+    last = turns[-1]
+    before = ImagePrompt(last.prompt_ids, last.images) if last.images else last.prompt_ids
+    return renderer.extended(before, last.completion.token_ids, text, images)
 
 
 def independent_turns(
@@ -49,13 +47,11 @@ def independent_turns(
     num_recent: int = 2,
     names_earlier: bool = False,
 ) -> list[int]:
-    """A fresh prompt a turn: task, step count, the last (observation, action) pairs, and what is seen now.
+    """A new prompt per turn: task, step count, the last (observation, action) pairs and the current observation.
 
-    Of pictures, only the current ones are shown.
-
-    With `names_earlier` the actions before those are listed too, without what they led to: a policy that searches
-    should know where it has been. To make room, the opening is cut to its last paragraph after the first turn: that is
-    where an environment says what is asked for.
+    Only the current observation's images are shown. With `names_earlier` the actions before the last pairs are listed
+    too, without their observations, so that a policy that searches knows where it has been. To make room, the first
+    observation is then cut to its last paragraph after the first turn: environments state the task there.
 
     Example, turn 4 with num_recent = 1 and detail = "short":
 
@@ -71,14 +67,14 @@ def independent_turns(
         start = max(len(turns) - num_recent, 0)
         lines.append(f"Steps taken: {len(turns)}. The last {len(turns) - start}:")
         if names_earlier:
-            lines[-1] = "Earlier: " + ("; ".join(_named(turn) for turn in turns[:start]) or "nothing")
+            lines[-1] = "Earlier: " + ("; ".join(_action(turn) for turn in turns[:start]) or "nothing")
         for number in range(start, len(turns)):
-            said = "(shown above)" if number == 0 else observations[number].text
-            lines += [f"[{number}] {said}", f"> {_named(turns[number]) if names_earlier else turns[number].text}"]
-        lines.append(f"Now: {_shown(now, detail)}")
+            seen = "(shown above)" if number == 0 else observations[number].text
+            lines += [f"[{number}] {seen}", f"> {_action(turns[number]) if names_earlier else turns[number].text}"]
+        lines.append(f"Now: {_text(now, detail)}")
     elif detail == "full" and first.choices:
         lines.append(_choices(first))
-    return renderer.prompt(_opened(task, detail, "\n".join(lines), now.images))
+    return renderer.prompt(_first_messages(task, detail, "\n".join(lines), now.images))
 
 
 def present_only(
@@ -89,9 +85,9 @@ def present_only(
     *,
     detail: Detail = "full",
 ) -> list[int]:
-    """A fresh prompt a turn with what is seen now and nothing else: for games that show their whole state."""
+    """A new prompt per turn with the current observation alone: for environments that show their whole state."""
     now = observations[-1]
-    return renderer.prompt(_opened(task, detail, _shown(now, detail), now.images))
+    return renderer.prompt(_first_messages(task, detail, _text(now, detail), now.images))
 
 
 LAYOUTS: dict[str, Callable[..., list[int]]] = {
@@ -102,36 +98,31 @@ LAYOUTS: dict[str, Callable[..., list[int]]] = {
 }
 
 
-def _opened(task: Task, detail: Detail, content: str, images: tuple[bytes, ...] = ()) -> list[Message]:
-    """A conversation that begins with the task's instructions, in their role, and `content`."""
-    if images:
-        *before, last = _opened(task, detail, content)
-        return [*before, last | {"images": images}]
-    if detail == "short" or not task.instructions:
-        return [{"role": "user", "content": content}]
-    if task.instructions_role == "system":
-        return [{"role": "system", "content": task.instructions}, {"role": "user", "content": content}]
-    return [{"role": "user", "content": f"{task.instructions}\n\n{content}"}]
-
-
 def without_thoughts(text: str) -> str:
-    """The text without its closed <think> blocks: what is thought is not said."""
-    kept, position = [], 0
-    while (start := text.find("<think>", position)) >= 0:
-        end = text.find("</think>", start)
-        if end < 0:
-            break
-        kept.append(text[position:start])
-        position = end + len("</think>")
-    return "".join([*kept, text[position:]])
+    """The text without its closed <think> blocks."""
+    *closed, rest = text.split("</think>")
+    said = [part.partition("<think>")[0] if "<think>" in part else f"{part}</think>" for part in closed]
+    return "".join([*said, rest])
 
 
-def _named(turn: Turn) -> str:
-    """What the policy did, in its own words without the tags; a long answer is cut."""
+def _first_messages(task: Task, detail: Detail, content: str, images: tuple[bytes, ...]) -> list[Message]:
+    """The task's instructions, in their role, and `content`."""
+    message: Message = {"role": "user", "content": content}
+    if images:
+        message["images"] = images
+    if detail == "short" or not task.instructions:
+        return [message]
+    if task.instructions_role == "system":
+        return [{"role": "system", "content": task.instructions}, message]
+    return [message | {"content": f"{task.instructions}\n\n{content}"}]
+
+
+def _action(turn: Turn) -> str:
+    """What the policy did, without thoughts and tags, up to 60 characters."""
     return _TAGS.sub("", without_thoughts(turn.text)).strip()[:60] or "(nothing)"
 
 
-def _shown(observation: Observation, detail: Detail) -> str:
+def _text(observation: Observation, detail: Detail) -> str:
     if detail == "full" and observation.choices:
         return f"{observation.text}\n{_choices(observation)}"
     return observation.text

@@ -1,15 +1,15 @@
-"""Tasks by name, `package.module:function`, and what such a function returns. Says what is wrong with either."""
+"""Load a tasks function by name, `package.module:function`, and check the panel that it returns."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any
 
 from spear_rl.errors import UserError
 from spear_rl.io.escaping import in_words
 from spear_rl.io.files import same_folder
-from spear_rl.rollout.contract import ContractError, checked_task, shown
+from spear_rl.rollout.contract import ContractError, checked_task, described
 from spear_rl.rollout.env import Task, TasksFn
 from spear_rl.settings.names import loaded
 
@@ -20,26 +20,22 @@ def loaded_tasks(name: str) -> TasksFn:
 
 
 def panel_of(tasks: TasksFn, split: str, **options: Any) -> Sequence[Task]:
-    """The checked panel of a split.
-
-    A list or tuple is checked at once and copied, so that it cannot grow. Another sequence may make its tasks as they
-    are looked at; each is checked then.
-    """
+    """The checked panel of a split; a lazy sequence's tasks are checked when they are read."""
     with same_folder():
         panel = tasks(split, **options)
         if not isinstance(panel, Sequence) or isinstance(panel, str | bytes):
-            raise ContractError(f"tasks({split!r}) returned {shown(panel)}, not a list of tasks")
+            raise ContractError(f"tasks({split!r}) returned {described(panel)}, not a list of tasks")
         if not isinstance(panel, list | tuple):
-            return _Lazy(panel, split)
-        checked = tuple(checked_task(task, lambda: f"tasks({split!r})") for task in panel)
+            return _LazyPanel(panel, split)
+        checked = tuple(checked_task(task, f"tasks({split!r})") for task in panel)
     for task_id, count in Counter(task.id for task in checked).items():
         if count > 1:
-            raise ContractError(f"tasks({split!r}) returned the task id {shown(task_id)} {count} times")
+            raise ContractError(f"tasks({split!r}) returned the task id {described(task_id)} {count} times")
     return checked
 
 
-class _Lazy(Sequence[Task]):
-    """A sequence that makes its tasks as they are looked at, each checked."""
+class _LazyPanel(Sequence[Task]):
+    """A sequence whose tasks are made, and checked, when they are read."""
 
     def __init__(self, tasks: Sequence[Task], split: str) -> None:
         self._tasks, self._split, self._length = tasks, split, len(tasks)
@@ -47,18 +43,14 @@ class _Lazy(Sequence[Task]):
     def __len__(self) -> int:
         return self._length
 
-    @overload
-    def __getitem__(self, place: int) -> Task: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[Task]: ...
-    def __getitem__(self, place: int | slice) -> Task | Sequence[Task]:
-        if isinstance(place, slice):
-            return tuple(self[number] for number in range(*place.indices(self._length)))
-        place = range(self._length)[place]
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return tuple(self[number] for number in range(*index.indices(self._length)))
+        index = range(self._length)[index]
         try:
-            task = self._tasks[place]
+            task = self._tasks[index]
         except UserError:
             raise
         except Exception as error:
-            raise ContractError(f"tasks({self._split!r})[{place}] raised {in_words(error)}") from error
-        return checked_task(task, lambda: f"tasks({self._split!r})")
+            raise ContractError(f"tasks({self._split!r})[{index}] raised {in_words(error)}") from error
+        return checked_task(task, f"tasks({self._split!r})")

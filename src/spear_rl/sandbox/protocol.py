@@ -1,4 +1,4 @@
-"""How the interpreter, its fork-server and a child speak: a letter, a length, bytes. Nothing is ever unpickled."""
+"""The messages between the interpreter, the fork server and its children. Nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import select
 import struct
 
 HEADER = struct.Struct(">cI")
-"""Of a frame between the interpreter and a child."""
+"""Between the interpreter and a child: kind and payload length."""
 COMMAND = struct.Struct(">cIi")
-"""From the interpreter to the server: what to do, to which child, with what number."""
+"""From the interpreter to the server: command, child, number."""
 ANSWER = struct.Struct(">Ii")
-"""From the server: which child, and a number (0, a wait status or an errno)."""
+"""From the server: child, and a number (0, a wait status or an errno)."""
 
 # To a child, and from it.
 SEED, CELL = b"s", b"c"
 READY, BROKEN, DONE, RAISED, OUT_OF_MEMORY = b"r", b"b", b"d", b"e", b"m"
-# To the server. TAKE is answered with four descriptors: code in, reply out, stdout, stderr. END is answered when the
-# child is gone; FORGET, for a child that did nothing wrong, is not answered at all.
+# To the server. TAKE returns four descriptors: code in, reply out, stdout, stderr. END is answered once the child is
+# gone. FORGET, for a child that did nothing wrong, is not answered.
 TAKE, SIGNAL, END, FORGET = b"t", b"k", b"x", b"f"
 NUM_DESCRIPTORS = 4
 
@@ -27,20 +27,20 @@ def frame(kind: bytes, payload: bytes = b"") -> bytes:
 
 
 def is_readable(descriptor: int, seconds: float) -> bool:
-    """Whether there is something to read, or an end, within that time. (select fails beyond descriptor 1023.)"""
+    """Whether there is data or an end of file within that time. (`select` fails beyond descriptor 1023.)"""
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)
     return bool(poller.poll(1000 * seconds))
 
 
 def read_exactly(descriptor: int, num_bytes: int) -> bytes:
-    """That many bytes of a blocking descriptor; EOFError when it ends before."""
+    """Read from a blocking descriptor; EOFError if it ends early."""
     out = b""
     while len(out) < num_bytes:
-        piece = os.read(descriptor, num_bytes - len(out))
-        if not piece:
+        chunk = os.read(descriptor, num_bytes - len(out))
+        if not chunk:
             raise EOFError
-        out += piece
+        out += chunk
     return out
 
 

@@ -1,10 +1,8 @@
-"""Typed settings in nested dataclasses, from and to TOML and the command line. Knows nothing of what they mean.
+"""Typed settings in nested dataclasses, read from and written to TOML and the command line.
 
-A field's annotation says what it may be (see `limits`), the string under it what it means, with one line
+A field's annotation says what it may be (see `ranges`), the string under it what it means, with one line
 `choice: meaning` for each choice of a Literal.
 """
-
-from __future__ import annotations
 
 import ast
 import functools
@@ -26,7 +24,7 @@ from spear_rl.errors import ConfigError
 from spear_rl.settings.ranges import checked, described, nearest, shown
 
 _DEEPEST = 16
-"""Levels of lists and tables in each other."""
+"""Levels of nested lists and tables."""
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -43,12 +41,11 @@ def update(section: Any, table: Mapping[str, Any], path: str = "", *, root: Any 
         current = getattr(section, name)
         if is_dataclass(current):
             if not isinstance(value, Mapping):
-                raise ConfigError(
-                    f"{key} is a section: write {key}.<key>=value, with one of {', '.join(_hints(type(current)))}"
-                )
+                keys = ", ".join(_hints(type(current)))
+                raise ConfigError(f"{key} is a section: write {key}.<key>=value, with one of {keys}")
             update(current, value, key, root=root or section)
         elif isinstance(current, dict):
-            current.update(_plain_table(value, key))
+            current.update(_plain(value, key))
         else:
             setattr(section, name, checked(value, hints[name], key, partial(choices, type(section), name)))
 
@@ -70,7 +67,7 @@ def override(config: Any, settings: Sequence[str]) -> None:
 
 
 def check_fields(section: Any, path: str = "") -> None:
-    """Hold every field to its annotation: a config made by hand is held to the same as one that was read."""
+    """Check every field against its annotation, as reading it does: for a config made in Python."""
     for name, hint in _hints(type(section)).items():
         key, value = f"{path}.{name}" if path else name, getattr(section, name)
         if is_dataclass(hint):
@@ -78,13 +75,13 @@ def check_fields(section: Any, path: str = "") -> None:
                 raise ConfigError(f"{key} is a section, a {typing.cast(type, hint).__name__}; got {shown(value)}")
             check_fields(value, key)
         elif typing.get_origin(hint) is dict:
-            setattr(section, name, _plain_table(value, key))
+            setattr(section, name, _plain(value, key))
         else:
             setattr(section, name, checked(value, hint, key, partial(choices, type(section), name)))
 
 
 def to_toml(config: Any, *, comments: bool = False) -> str:
-    """TOML that `load` reads back to the same config; with every field's description and limits if asked."""
+    """TOML that `load` reads back to the same config; with every field's description and limits if `comments`."""
     lines: list[str] = []
     for path, section in sections(config):
         lines += ["", f"[{path}]"]
@@ -95,7 +92,7 @@ def to_toml(config: Any, *, comments: bool = False) -> str:
                 continue
             if comments:
                 meaning, *per_choice = text.splitlines()
-                limits = described(_hints(type(section))[name])
+                limits = described(_hints(kind)[name])
                 lines.append(f"# {meaning}" + (f" ({limits})" if limits else ""))
                 lines += [f"#   {line}" for line in per_choice]
             lines.append(f"# {name} =" if value is None else f"{name} = {_toml(value)}")
@@ -151,7 +148,7 @@ def value_of(config: Any, key: str) -> Any:
 
 
 def literal(text: str, *, is_text: bool = False) -> Any:
-    """A value as TOML would read it; anything else is a text. Where a text is wanted only quotes mean something."""
+    """A value as TOML reads it; what is no TOML is a text. For a field of texts only quotes are read as TOML."""
     if is_text and not text.startswith(("'", '"')):
         return text
     try:
@@ -171,10 +168,8 @@ def table_in(source: str, known: Mapping[str, str]) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{source}: not valid TOML: it is no UTF-8 text") from error
     except (OSError, ValueError) as error:  # a ValueError for a name that no file can have
-        near = nearest(source, known)
-        raise ConfigError(
-            f"{shown(source)} is neither a preset nor a file{near}; presets: {', '.join(known)}"
-        ) from error
+        advice = f"{nearest(source, known)}; presets: {', '.join(known)}"
+        raise ConfigError(f"{shown(source)} is neither a preset nor a file{advice}") from error
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also for numbers of thousands of digits
@@ -186,14 +181,11 @@ def _hints(section: type) -> dict[str, Any]:
 
 
 def _hint_at(config: Any, path: list[str]) -> Any:
-    """The annotation of the field at a path; None where it leads nowhere or to keys of their own."""
-    section = type(config)
-    for place, name in enumerate(path):
-        hint = _hints(section).get(name)
-        if not is_dataclass(hint):
-            return hint if place == len(path) - 1 else None
-        section = typing.cast(type, hint)
-    return None
+    """The annotation of the field at a path; None if there is no such field."""
+    hint: Any = type(config)
+    for name in path:
+        hint = _hints(typing.cast(type, hint)).get(name) if is_dataclass(hint) else None
+    return None if is_dataclass(hint) else hint
 
 
 def _is_text(hint: Any) -> bool:
@@ -201,14 +193,10 @@ def _is_text(hint: Any) -> bool:
     return base is str or typing.get_origin(base) is Literal
 
 
-def _plain_table(value: Any, key: str) -> dict[str, Any]:
-    """A table of values that TOML can hold."""
-    if not isinstance(value, Mapping):
+def _plain(value: Any, key: str, depth: int = 0) -> Any:
+    """A table, at depth 0, or another value that TOML can hold."""
+    if depth == 0 and not isinstance(value, Mapping):
         raise ConfigError(f"{key} takes keys of its own: write {key}.<key>=value; got {shown(value)}")
-    return {checked(name, str, key): _plain(entry, f"{key}.{name}") for name, entry in value.items()}
-
-
-def _plain(value: Any, key: str, depth: int = 1) -> Any:
     if depth > _DEEPEST:
         raise ConfigError(f"{shown(key)[1:-1]} has more than {_DEEPEST} levels of lists and tables in each other")
     if isinstance(value, Mapping):
@@ -227,17 +215,14 @@ def _plain(value: Any, key: str, depth: int = 1) -> Any:
 
 def _toml(value: Any) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_key(name)} = {_toml(entry)}" for name, entry in value.items()) + "}"
+        keys = {name: name if _BARE_KEY.fullmatch(name) else _toml(name) for name in value}
+        return "{" + ", ".join(f"{keys[name]} = {_toml(entry)}" for name, entry in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
     if isinstance(value, float):
         return repr(value)
-    # JSON's escapes are TOML's, but for DEL, which JSON leaves as it is.
+    # JSON's escapes are valid TOML; JSON does not escape DEL.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _key(name: str) -> str:
-    return name if _BARE_KEY.fullmatch(name) else _toml(name)
 
 
 def _all_keys(root: Any) -> list[str]:

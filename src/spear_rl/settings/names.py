@@ -1,7 +1,5 @@
 """Names of algorithms, and loading of `package.module:function`. Never imports torch."""
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib import import_module
@@ -17,7 +15,7 @@ BASES = {
     "rloo": "spear_rl.algorithms.grpo:rloo",
     "gigpo": "spear_rl.algorithms.gigpo:gigpo",
 }
-"""The base algorithms, by the rule for a user's own. A new algorithm is a file and a line here."""
+"""The base algorithms, named as a user names his own. A new algorithm is a file and a line here."""
 
 WRAPPERS = ("spear", "dr-bot")
 """In the order of a name: spear-dr-bot-grpo is spear(dr_bot(grpo()))."""
@@ -48,11 +46,10 @@ def loaded(name: str, *, kind: str, example: str) -> Any:
     except KeyboardInterrupt:
         raise
     except ModuleNotFoundError as error:
+        fault = f"importing {module_name} needs {error.name}, which is not installed"
         if error.name and f"{module_name}.".startswith(f"{error.name}."):
-            raise ConfigError(
-                f"{name}: there is no module {error.name}, neither installed nor in this folder"
-            ) from error
-        raise ConfigError(f"{name}: importing {module_name} needs {error.name}, which is not installed") from error
+            fault = f"there is no module {error.name}, neither installed nor in this folder"
+        raise ConfigError(f"{name}: {fault}") from error
     except BaseException as error:  # also SystemExit, which would end the run as if all were well
         raise ConfigError(f"{name}: importing {module_name} raised {in_words(error)}") from error
     if not hasattr(module, function_name):

@@ -1,13 +1,11 @@
-"""What a value may be, written beside a field or a parameter: `Annotated[int, Range(1, 1024)]`. Standard library only.
+"""Limits of a value, in the annotation of a field or a parameter. Standard library only.
 
     temperature: Annotated[float, Range(0.001, 100)] = 1.0
     stop: Annotated[list[str], Length(0, 64, "entries")] = field(default_factory=list)
     level: Annotated[str, OneOf(LEVELS)] = "easy"
 
-Numbers are whole or finite by their type; `checked` holds a value to its annotation, `described` puts it into words.
+`checked` checks a value against its annotation, `described` puts the limits into words.
 """
-
-from __future__ import annotations
 
 import difflib
 import functools
@@ -26,7 +24,7 @@ R = TypeVar("R")
 
 
 class Limit(Protocol):
-    """Says in words what is allowed, and what is wrong with a value (nothing, if empty)."""
+    """`str` says what is allowed, `fault` what is wrong with a value (empty if nothing)."""
 
     def __str__(self) -> str: ...
     def fault(self, value: Any) -> str: ...
@@ -34,14 +32,14 @@ class Limit(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Numbers from `low` to `high`; a round bracket in `ends` leaves that end out. nan is in no range."""
+    """Numbers from `low` to `high`; a round bracket in `ends` excludes that end. nan is in no range."""
 
     low: float
     high: float
     ends: str = "[]"
     unit: str = ""
     zero: str = ""
-    """What 0 stands for, where it is allowed beside the range."""
+    """The meaning of 0, if it is allowed outside the range."""
 
     def __str__(self) -> str:
         low = f"{_number(self.low)} or more" if self.ends[0] == "[" else f"above {_number(self.low)}"
@@ -58,7 +56,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """Texts of so many characters, or lists of so many entries."""
+    """Number of characters of a text or entries of a list."""
 
     low: int
     high: int
@@ -96,7 +94,7 @@ class FilePath:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """One of some names, known only when the program runs."""
+    """One of some names that are known at run time."""
 
     names: Iterable[str]
     what: str
@@ -110,10 +108,10 @@ class OneOf:
 
 
 def checked(value: Any, hint: Any, key: str, helps: Callable[[], dict[str, str]] = dict) -> Any:
-    """The value as the type that `hint` says, within its limits, or a sentence that begins with `key`.
+    """The value, converted to the type of `hint` and within its limits; else an error that begins with `key`.
 
     Args:
-        helps: gives a line of help for each choice of a Literal; called for the sentence only.
+        helps: gives a line of help for each choice of a Literal, for the error message.
     """
     base, limits = _parts(hint)
     origin, arguments = typing.get_origin(base), typing.get_args(base)
@@ -125,9 +123,8 @@ def checked(value: Any, hint: Any, key: str, helps: Callable[[], dict[str, str]]
         if not isinstance(value, str) or value not in arguments:
             known = helps() or dict.fromkeys(arguments, "")
             names = ", ".join(f"{name} ({text})" if text else name for name, text in known.items())
-            raise ConfigError(
-                f"{key} cannot be {shown(value)}{nearest(shown(value), arguments)}; it is one of: {names}"
-            )
+            near = nearest(shown(value), arguments)
+            raise ConfigError(f"{key} cannot be {shown(value)}{near}; it is one of: {names}")
     elif origin in (list, Sequence):
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise ConfigError(f'{key} takes a list, e.g. {key}=["a"]; got {shown(value)}')
@@ -150,7 +147,7 @@ def described(hint: Any) -> str:
 
 
 def has_checked_options(function: Callable[P, R]) -> Callable[P, R]:
-    """Hold every argument of an environment's `tasks` function to the parameter's annotation."""
+    """Check every argument of an environment's `tasks` function against its annotation."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -180,19 +177,15 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def shown(value: Any, *, most: int = 80) -> str:
-    """A value for a sentence: on one line, and not all of it where it is long."""
+    """A value for an error message: on one line, shortened if long."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"a number of about {value.bit_length() * 30103 // 100_000:,} digits"
-    text = repr(str(value)) if isinstance(value, date | time) else _printable(value)
-    return text if len(text) <= most else f"{text[: most - 3]}..."
-
-
-def _printable(value: Any) -> str:
-    """`repr`, also of what has a number too long to print in it, or text that is no text."""
     try:
-        return repr(value).encode("utf-8", "backslashreplace").decode()
-    except (ValueError, RecursionError):
-        return f"a {type(value).__name__}"
+        text = repr(str(value) if isinstance(value, date | time) else value)
+        text = text.encode("utf-8", "backslashreplace").decode()  # lone surrogates
+    except (ValueError, RecursionError):  # a number too long to print, or nested too deeply
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _parts(hint: Any) -> tuple[Any, tuple[Limit, ...]]:
@@ -221,17 +214,11 @@ def _typed(value: Any, kind: type, key: str) -> Any:
         wanted = names.get(kind, f"a {kind.__name__}")
         raise ConfigError(f"{key} takes {wanted}; got {shown(value)}{hint}")
     if isinstance(value, str):
-        _require_text(value, key)
+        if any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise ConfigError(f"{key} takes a text in UTF-8; got {shown(value)}")
+        if "\0" in value:
+            raise ConfigError(f"{key} takes a text without NUL characters; got {shown(value)}")
     return value
-
-
-def _require_text(value: str, key: str) -> None:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise ConfigError(f"{key} takes a text in UTF-8; got {shown(value)}") from None
-    if "\0" in value:
-        raise ConfigError(f"{key} takes a text without NUL characters; got {shown(value)}")
 
 
 def _number(value: float) -> str:

@@ -1,4 +1,4 @@
-"""Playing a task to examine it: with an expert, with nonsense, at random; what is raised becomes a sentence."""
+"""Play a task to examine it, with an expert, nonsense or random choices; exceptions become sentences."""
 
 from __future__ import annotations
 
@@ -10,25 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from spear_rl.rollout.contract import ContractError, acted, begun, checked_actions, with_place
+from spear_rl.rollout.contract import ContractError, checked_actions, checked_reset, checked_step, with_location
 from spear_rl.rollout.env import Environment, Observation, StepResult, Task
 
 STRANGE = (
-    "",
-    "   ",
-    "<action>",
-    "<action></action>",
-    "</action>",
-    "\x00",
-    "\u2603 \U0001f600",
-    "no such action",
+    *("", "   ", "<action>", "<action></action>", "</action>", "\x00", "\u2603 \U0001f600", "no such action"),
     "x" * 100_000,
 )
-"""Things a policy will say sooner or later."""
-
-
-Heard = list[Observation | StepResult]
-"""The first observation and the answers to all actions."""
+"""Answers that a policy gives sooner or later."""
 
 
 @dataclass
@@ -49,87 +38,89 @@ class Timing:
 
 
 class BrokenError(Exception):
-    """Nothing more can be said about a task."""
-
-
-def expert_actions(task: Task, seed: int) -> list[str]:
-    """What an expert says, in the words the task's instructions ask for; nothing where there is no expert."""
-    if task.demonstrate is None:
-        return []
-    with _in_a_sentence(f"demonstrate({seed})"):
-        actions = checked_actions(task.demonstrate(seed), lambda: f"demonstrate({seed})")
-    return [task.answer_format.format(action=action) for action in actions]
+    """The task cannot be checked further."""
 
 
 @contextmanager
-def _in_a_sentence(what: str) -> Iterator[None]:
-    """Whatever is raised but Ctrl-C, also SystemExit, is a BrokenError."""
+def _as_broken(what: str) -> Iterator[None]:
+    """Turn every exception but KeyboardInterrupt, also SystemExit, into a BrokenError."""
     try:
         yield
-    except (KeyboardInterrupt, BrokenError):
+    except KeyboardInterrupt:
         raise
     except ContractError as error:
         raise BrokenError(error.what) from error
     except BaseException as error:
-        raise BrokenError(f"{what} raised {with_place(error)}") from error
+        raise BrokenError(f"{what} raised {with_location(error)}") from error
+
+
+def expert_script(task: Task, seed: int) -> list[str]:
+    """What an expert says, in the task's answer format; empty without an expert."""
+    if task.demonstrate is None:
+        return []
+    with _as_broken(f"demonstrate({seed})"):
+        actions = checked_actions(task.demonstrate(seed), f"demonstrate({seed})")
+    return [task.answer_format.format(action=action) for action in actions]
 
 
 class Play:
-    """Plays a task, minds the clock and turns what is raised into a sentence."""
+    """Plays a task and records the time it takes; raises BrokenError for whatever the environment raises."""
 
     def __init__(self, task: Task, max_turns: int, timing: Timing) -> None:
         self.task, self._max_turns, self._timing = task, max_turns, timing
 
-    def made(self) -> Environment:
-        with _in_a_sentence("make_env"):
+    def make_env(self) -> Environment:
+        with _as_broken("make_env"):
             return self.task.make_env()
 
-    def begun(self) -> tuple[Environment, Observation]:
+    def start(self) -> tuple[Environment, Observation]:
         started = time.perf_counter()
-        env = self.made()
-        with _in_a_sentence("reset"):
-            first = begun(env)
+        env = self.make_env()
+        with _as_broken("reset"):
+            first = checked_reset(env)
         self._timing.resets.append(time.perf_counter() - started)
         return env, first
 
     def step(self, env: Environment, action: str) -> StepResult:
         started = time.perf_counter()
-        with _in_a_sentence(f"told {action[:40]!r}, it"):
-            result = acted(env, action)
+        with _as_broken(f"told {action[:40]!r}, it"):
+            result = checked_step(env, action)
         self._timing.steps.append(time.perf_counter() - started)
         return result
 
     def close(self, env: Environment) -> None:
-        with _in_a_sentence("close"):
+        with _as_broken("close"):
             env.close()
 
-    def heard(self, actions: Sequence[str]) -> Heard:
-        """All answers of an episode with these actions, as far as it goes."""
-        env, first = self.begun()
-        answers: Heard = [first]
+    def episode(self, actions: Sequence[str]) -> tuple[Observation, list[StepResult]]:
+        """The first observation and the results of these actions, up to the episode's end."""
+        env, first = self.start()
+        results: list[StepResult] = []
         for action in actions[: self._max_turns]:
-            result = self.step(env, action)
-            answers.append(result)
-            if result.done:
+            results.append(self.step(env, action))
+            if results[-1].done:
                 break
         self.close(env)
-        return answers
+        return first, results
 
     @cached_property
     def scripts(self) -> list[list[str]]:
-        """What is said in the episodes to compare: nonsense, choices at random, an expert's actions; never nothing."""
-        scripts = list(STRANGE), self._random_choices(), expert_actions(self.task, 0)
+        """Nonsense, random choices and an expert's actions, as far as there are any."""
+        scripts = list(STRANGE), self._random_choices(), expert_script(self.task, 0)
         return [script for script in scripts if script]
+
+    def answer(self, action: str) -> str:
+        return self.task.answer_format.format(action=action)
 
     def _random_choices(self) -> list[str]:
         rng = random.Random(0)
-        said: list[str] = []
-        env, seen = self.begun()
-        while seen.choices and len(said) < self._max_turns:
-            said.append(self.task.answer_format.format(action=rng.choice(seen.choices)))
-            result = self.step(env, said[-1])
+        script: list[str] = []
+        env, seen = self.start()
+        while seen.choices and len(script) < self._max_turns:
+            script.append(self.answer(rng.choice(seen.choices)))
+            result = self.step(env, script[-1])
             if result.done:
                 break
             seen = result.observation
         self.close(env)
-        return said
+        return script

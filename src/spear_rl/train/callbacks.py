@@ -1,6 +1,4 @@
-"""Who wants to know: every logger is a function of one event. None of them can change the training."""
-
-from __future__ import annotations
+"""Callbacks: functions of one event. None of them can change the training."""
 
 import io
 import json
@@ -26,7 +24,7 @@ class Event:
     total: int = 0
     metrics: Metrics | dict[str, Any] | None = None
     text: str = ""
-    """Of a note: what a person should know, e.g. that a resumed run goes on with a changed setting."""
+    """Of a note: the message. Of an end: why the run failed, or empty."""
 
 
 Callback = Callable[[Event], None]
@@ -43,42 +41,48 @@ class JsonLines:
             append_row(self._path, {"step": event.step} | event.metrics)
 
 
+def scalars(event: Event) -> dict[str, float]:
+    """The numbers of an event by the name of their curve; those of an evaluation begin with eval/."""
+    prefix = {"sft": "", "step": "", "eval": "eval/"}.get(event.kind)
+    if prefix is None:
+        return {}
+    return {f"{prefix}{name}": float(v) for name, v in (event.metrics or {}).items() if isinstance(v, int | float)}
+
+
 class TensorBoard:
-    """Curves for TensorBoard in `folder`; what a killed run drew from the first step on is purged.
+    """Curves for TensorBoard in `folder`; the first record purges what a killed run wrote from that step on.
 
     Writes records itself: tensorboard's own writer does so in a thread, where a full disk ends in a traceback.
     """
 
-    def __init__(self, folder: Path, *, first_step: int | None = None) -> None:
-        self._folder, self._first_step = folder.absolute(), first_step
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.absolute()
         self._path: Path | None = None
 
     def __call__(self, event: Event) -> None:
-        prefix = {"step": "", "eval": "eval/"}.get(event.kind)
-        if prefix is None:
+        values = scalars(event)
+        if not values:
             return
         from tensorboard.compat.proto.event_pb2 import Event as Record
         from tensorboard.compat.proto.event_pb2 import SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        values = {f"{prefix}{name}": v for name, v in (event.metrics or {}).items() if isinstance(v, (int, float))}
-        curves = Summary(value=[Summary.Value(tag=tag, simple_value=float(v)) for tag, v in values.items()])
-        records = [Record(wall_time=time.time(), step=event.step, summary=curves)]
+        now = time.time()
+        curves = Summary(value=[Summary.Value(tag=tag, simple_value=v) for tag, v in values.items()])
+        records = [Record(wall_time=now, step=event.step, summary=curves)]
         if self._path is None:
-            first = event.step if self._first_step is None else self._first_step
             start = SessionLog(status=SessionLog.START)
-            records.insert(0, Record(wall_time=time.time(), step=first, session_log=start))
-            records.insert(0, Record(wall_time=time.time(), step=first, file_version="brain.Event:2"))
+            records.insert(0, Record(wall_time=now, step=event.step, session_log=start))
+            records.insert(0, Record(wall_time=now, step=event.step, file_version="brain.Event:2"))
+        whole = io.BytesIO()
+        writer = RecordWriter(whole)
+        for record in records:
+            writer.write(record.SerializeToString())
         with writing(self._folder):
             if self._path is None:
                 self._folder.mkdir(parents=True, exist_ok=True)
-                name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
-                self._path = self._folder / name
-            whole = io.BytesIO()
-            writer = RecordWriter(whole)
-            for record in records:
-                writer.write(record.SerializeToString())
+                self._path = self._folder / f"events.out.tfevents.{now:.0f}.{socket.gethostname()}.{os.getpid()}"
             with self._path.open("ab") as file:
                 file.write(whole.getvalue())
 
@@ -89,7 +93,7 @@ def write_trajectories(
     turn_advantages: Sequence[Sequence[float]] | None = None,
     dropped: Sequence[Sequence[str]] | None = None,
 ) -> None:
-    """One JSON line an episode: what was seen, said and earned, and for every turn why it did not train."""
+    """One JSON line per episode: observations, answers, rewards, and for every turn why it did not train."""
     played = [(group, t) for group in groups for t in group.trajectories]
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)

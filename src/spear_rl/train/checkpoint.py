@@ -1,4 +1,4 @@
-"""Checkpoints: plain transformers folders with the trainer's state beside the weights; whole or not there at all."""
+"""Checkpoints: transformers folders with the trainer's state beside the weights, written atomically."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spear_rl.train.stored_state import stored_state
 STATE = "trainer_state.pt"
 MANIFEST = "checkpoint.json"
 FORMAT = 2
-"""Of the manifest: 2 has the run's settings in it and a digest of itself."""
+"""Of the manifest: 2 holds the run's settings and a digest of itself."""
 
 
 def save_checkpoint(
@@ -33,31 +33,30 @@ def save_checkpoint(
     evaluation: Mapping[str, float] | None = None,
     keep: int = 2,
 ) -> Path:
-    """Write `folder`/step_NNNNNN in one atomic move, then remove all but the `keep` newest and the best evaluated one.
+    """Write `folder`/step_NNNNNN atomically, then remove all but the `keep` newest and the best evaluated one.
 
     Args:
-        settings: the run's, resolved, as TOML.
-        evaluation: of these very weights, if there was one.
+        settings: the run's, as TOML.
+        evaluation: of these weights, if there was one.
     """
 
     def fill(draft: Path) -> None:
         save_model(draft)
-        with (draft / STATE).open("wb") as file:  # Python's own file says what went wrong, torch's does not
+        with (draft / STATE).open("wb") as file:  # torch's own file errors do not say what went wrong
             torch.save(state, file)
 
     final = folder / f"step_{step:06d}"
     write_folder(final, fill, {"step": step, "settings": settings, "evaluation": evaluation})
     with writing(folder):
-        found = checkpoints(folder)
         best = best_checkpoint(folder)
-        for old in found[:-keep]:
+        for old in checkpoints(folder)[:-keep]:
             if old != best:
                 remove_folder(old)
     return final
 
 
 def write_folder(final: Path, fill: Callable[[Path], None], about: Mapping[str, Any]) -> None:
-    """What `fill` writes, with a manifest of its files: whole or not at all, whenever this process dies."""
+    """What `fill` writes, with a manifest of its files: complete or absent, whenever this process dies."""
     draft = final.with_name(f".draft_{final.name.removeprefix('step_')}")
     with writing(final):
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -82,14 +81,14 @@ def write_folder(final: Path, fill: Callable[[Path], None], about: Mapping[str, 
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete what a killed process left half written or half deleted."""
+    """Delete what a killed process left incomplete."""
     for leftover in [*folder.glob(".draft_*"), *folder.glob(".old_step_*")]:
         if leftover.is_dir() and not leftover.is_symlink():
             shutil.rmtree(leftover)
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Finished checkpoints, oldest first; copies under other names and links are not among them."""
+    """Complete checkpoints, oldest first, without copies under other names and links."""
     steps = {}
     for path in folder.glob("step_*"):
         named = re.fullmatch(r"step_(\d{6,})", path.name)
@@ -104,7 +103,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def best_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint with the highest success in an evaluation of its own weights; the newest of equals."""
+    """The evaluated checkpoint with the highest success; the newest of equals."""
     rated = []
     for path in checkpoints(folder):
         try:

@@ -1,4 +1,4 @@
-"""The cold start: supervised learning on expert episodes, through the same rows and the same engine as RL."""
+"""The cold start: supervised learning on expert episodes, with the same rows and engine as RL."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
-from spear_rl.engines.base import Engine, Term
+from spear_rl.engines.base import Term, TrainableEngine
 from spear_rl.functional.losses import LossInputs, LossOutput, token_mean
 from spear_rl.train.step import collate
 from spear_rl.types import Metrics, Trajectory
@@ -30,13 +30,12 @@ def warmup_then_cosine(peak: float, *, warmup: int, steps: int) -> Callable[[int
 
 
 def cold_start(
-    engine: Engine,
+    engine: TrainableEngine,
     demonstrations: Sequence[Trajectory],
     *,
     epochs: int,
     batch_size: int,
     learning_rate: float,
-    set_learning_rate: Callable[[float], None],
     rng: random.Random,
     on_update: Callable[[int, int, Metrics], None] = lambda done, total, metrics: None,
 ) -> Metrics:
@@ -52,7 +51,7 @@ def cold_start(
             batch = collate(chosen, [[1.0] * len(t.turns) for t in chosen], pad_id=engine.pad_id)
             if batch is None:
                 continue
-            set_learning_rate(rate(done))
+            engine.set_learning_rate(rate(done))
             metrics = engine.update([Term("sft", batch, imitation_loss)])
             done += 1
             on_update(done, total, metrics)

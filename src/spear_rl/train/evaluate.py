@@ -1,10 +1,10 @@
-"""Success on a panel, with the interval that says how much of it is chance. Knows no policy."""
+"""Success rates, mean@k and pass@k, with 95 % confidence intervals. Knows no policy."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
@@ -15,7 +15,7 @@ from spear_rl.types import Group, Metrics, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Episodes of a panel's tasks, as many of each."""
+    """Results of episodes of a panel's tasks, equally many per task."""
 
     success: float
     low: float
@@ -24,23 +24,23 @@ class Evaluation:
     reward: float
     turns: float
     invalid_turns: float
-    """Share of turns the environment could not act on."""
+    """Fraction of turns that the environment could not act on."""
     episodes: int
     failed_episodes: int
-    """Lost by the machinery; not among `episodes`."""
+    """Lost to infrastructure failures; not among `episodes`."""
     by_family: dict[str, dict[str, float]]
     solved: dict[str, float]
-    """Task id -> share of its episodes that succeeded."""
+    """Task id -> fraction of its episodes that succeeded."""
     stops: dict[str, int] = field(default_factory=dict)
-    """Why episodes ended -> how many."""
+    """Reason why episodes ended -> how many."""
     metrics: Metrics = field(default_factory=dict)
-    """The task's other measures -> their means."""
+    """Means of the task's other measures."""
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Task id -> (episodes that succeeded, episodes played); not part of what is written."""
+    """Task id -> (episodes that succeeded, episodes played); not written to files."""
 
     @property
     def rate(self) -> dict[str, float]:
-        """The headline: success, its interval, and over how many episodes."""
+        """Success, its interval and the number of episodes."""
         return {"success": self.success, "low": self.low, "high": self.high, "episodes": self.episodes}
 
     def as_dict(self) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class Evaluation:
 
 
 def evaluation(groups: Sequence[Group]) -> Evaluation:
-    """Sum up played groups."""
+    """Summary of played groups."""
     played = [t for group in groups for t in group.trajectories]
     turns = [turn for t in played for turn in t.turns]
     families: dict[str, list[Trajectory]] = {}
@@ -73,7 +73,7 @@ def evaluation(groups: Sequence[Group]) -> Evaluation:
 
 
 def merged(rounds: Sequence[Sequence[Group]]) -> list[Group]:
-    """Groups of the same tasks, played one round after the other, as one group a task."""
+    """Rounds of groups of the same tasks as one group per task."""
     return [
         replace(
             siblings[0],
@@ -85,7 +85,7 @@ def merged(rounds: Sequence[Sequence[Group]]) -> list[Group]:
 
 
 def wilson_interval(successes: float, trials: float, *, z: float = 1.959963984540054) -> tuple[float, float]:
-    """The 95 % interval of a success rate; honest near 0 and 1, where the plain one is not."""
+    """The 95 % Wilson interval of a success rate, which also holds near 0 and 1."""
     if trials == 0:
         return 0.0, 1.0
     rate = successes / trials
@@ -98,3 +98,58 @@ def _rate(played: Sequence[Trajectory]) -> dict[str, float]:
     successes = sum(t.success for t in played)
     low, high = wilson_interval(successes, len(played))
     return {"success": successes / len(played), "low": low, "high": high, "episodes": len(played)}
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Rates by name, mean@k first, each with its 95 % interval and number of tasks."""
+
+    k: int
+    rates: dict[str, dict[str, float]]
+
+    def as_dict(self) -> dict[str, object]:
+        return {"k": self.k, "samples": self.rates}
+
+
+def sampled(counts: Iterable[tuple[int, int]], k: int) -> Samples:
+    """mean@k, and pass@n for n = 1, 2, 4, ... and k, from (solved, played) of every task.
+
+    A task with fewer than k episodes, because of infrastructure failures, is left out.
+    """
+    if k < 1:
+        raise ValueError(f"k must be 1 or more, not {k}")
+    whole = [(solved, played) for solved, played in counts if played >= k]
+    powers = [2**n for n in range(k.bit_length()) if 2**n < k]
+    num_episodes = sum(played for _, played in whole)
+    rates = {f"mean@{k}": _mean_rate([solved / played for solved, played in whole], num_episodes)}
+    for n in [*powers, k]:
+        rates[f"pass@{n}"] = _mean_rate([pass_at(n, solved=s, played=p) for s, p in whole], num_episodes / n)
+    return Samples(k, rates)
+
+
+def pass_at(k: int, *, solved: int, played: int) -> float:
+    """1 - C(played - solved, k) / C(played, k): the unbiased estimate of pass@k from k or more episodes."""
+    if not 0 <= solved <= played or not 1 <= k <= played:
+        raise ValueError(f"pass@{k} of {solved} solved among {played} played is undefined")
+    return 1 - math.comb(played - solved, k) / math.comb(played, k)
+
+
+def _mean_rate(values: Sequence[float], most_trials: float) -> dict[str, float]:
+    if not values:
+        return {"rate": 0.0, "low": 0.0, "high": 1.0, "tasks": 0}
+    rate = fmean(values)
+    trials = _effective_trials(values, rate, most_trials)
+    low, high = wilson_interval(rate * trials, trials)
+    return {"rate": rate, "low": low, "high": high, "tasks": len(values)}
+
+
+def _effective_trials(values: Sequence[float], rate: float, most_trials: float) -> float:
+    """The number of independent trials that would give an interval as wide as that of this mean over tasks.
+
+    Trials of one task are not independent. It is the number of tasks if each is either always or never solved, and
+    `most_trials` if all are equally hard; between these, the variance over tasks decides.
+    """
+    variance, trial_variance = fmean((value - rate) ** 2 for value in values), rate * (1 - rate)
+    if not trial_variance:
+        return len(values)
+    return min(len(values) * trial_variance / variance, most_trials) if variance else most_trials

@@ -1,4 +1,4 @@
-"""The training loop: RL steps, evaluation, checkpoints. Its parts come as arguments; it reads no config."""
+"""The training loop: RL steps, evaluations, checkpoints. Its parts come as arguments; it reads no configuration."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from spear_rl.algorithms.base import Algorithm
-from spear_rl.engines.base import NonFiniteLossError
-from spear_rl.engines.hf import HFEngine
+from spear_rl.engines.base import NonFiniteLossError, TrainableEngine
 from spear_rl.errors import DiskError, ShortOfMemoryError, UserError
 from spear_rl.io.jsonl import flush_rows
 from spear_rl.rollout.env import Task
@@ -21,7 +20,7 @@ from spear_rl.train.callbacks import Callback, Event, write_trajectories
 from spear_rl.train.checkpoint import checkpoints, load_state, save_checkpoint
 from spear_rl.train.evaluate import Evaluation
 from spear_rl.train.step import CollectFn, timed, train_step
-from spear_rl.train.stored_state import taking_up
+from spear_rl.train.stored_state import restoring
 from spear_rl.types import Group, Metrics
 
 MAX_WEIGHT = 1e4
@@ -29,9 +28,9 @@ MAX_WEIGHT = 1e4
 
 
 class TaskOrder:
-    """Which tasks a step plays: a pure function of the step, so that arms see the same tasks and resuming is exact.
+    """Which tasks a step plays: a pure function of the step, so that runs are comparable and resuming is exact.
 
-    The panel is gone through in a new random order again and again; a step takes the next `num_tasks` of it.
+    Epochs go through all tasks in a new random order; a step takes the next `num_tasks` of them.
     """
 
     def __init__(self, tasks: Sequence[Task], *, num_tasks: int, seed: int) -> None:
@@ -39,19 +38,18 @@ class TaskOrder:
 
     def __call__(self, step: int) -> list[Task]:
         places = [divmod(p, len(self._tasks)) for p in range(step * self._num_tasks, (step + 1) * self._num_tasks)]
-        orders = {lap: self._order(lap) for lap in {lap for lap, _ in places}}
-        return [self._tasks[orders[lap][place]] for lap, place in places]
-
-    def _order(self, lap: int) -> list[int]:
-        return random.Random(f"{self._seed}/{lap}").sample(range(len(self._tasks)), len(self._tasks))
+        numbers = range(len(self._tasks))
+        epochs = {epoch for epoch, _ in places}
+        orders = {epoch: random.Random(f"{self._seed}/{epoch}").sample(numbers, len(numbers)) for epoch in epochs}
+        return [self._tasks[orders[epoch][place]] for epoch, place in places]
 
 
 @dataclass
 class Trainer:
-    """One run: its parts, and how far it has come."""
+    """One run: its parts and its progress."""
 
     run_dir: Path
-    engine: HFEngine
+    engine: TrainableEngine
     algorithm: Algorithm
     collect: CollectFn
     evaluate: Callable[[int], Evaluation | None]
@@ -65,16 +63,15 @@ class Trainer:
     step: int = 0
     """The next step to take."""
     before: Evaluation | None = None
-    """How good the policy was when RL began."""
+    """Of the policy before RL."""
     latest: Evaluation | None = None
-    """How good it was when last evaluated."""
     seconds: Metrics = field(default_factory=dict)
     settings: str = ""
-    """The run's, as TOML: for its checkpoints."""
+    """The run's settings as TOML, for its checkpoints."""
     _evaluated_step: int = field(default=-1, init=False)
 
     def run(self, steps: int) -> None:
-        """Go on until `steps` steps are done."""
+        """Continue until `steps` steps are done."""
         try:
             self._run(steps)
         except ShortOfMemoryError as error:
@@ -89,7 +86,7 @@ class Trainer:
             ) from error
 
     def _way_back(self) -> str:
-        """What a user can count on after a failure, and how to go on."""
+        """What is saved after a failure, and how to continue."""
         saved: list[Path] = []
         with suppress(OSError):
             saved = checkpoints(self.run_dir / "checkpoints")
@@ -108,20 +105,20 @@ class Trainer:
             self.save()
         while self.step < steps:
             self._take_step(steps)
-            last = self.step == steps
-            if last or (self.eval_every and self.step % self.eval_every == 0):
+            is_last = self.step == steps
+            if is_last or (self.eval_every and self.step % self.eval_every == 0):
                 self._evaluate()
-            if last or self.step % self.checkpoint_every == 0:
+            if is_last or self.step % self.checkpoint_every == 0:
                 self.save()
-        self._tell(Event("end", self.step, steps))
+        self._notify(Event("end", self.step, steps))
 
     def _take_step(self, steps: int) -> None:
         step = self.step
-        dumps = self.trajectories_every and step % self.trajectories_every == 0
         path = self.run_dir / "trajectories" / f"step_{step:06d}.jsonl"
 
         def dump(groups: Sequence[Group], advantages: Sequence[Sequence[float]], why: Sequence[Sequence[str]]) -> None:
-            write_trajectories(path, groups, advantages, why)
+            if self.trajectories_every and step % self.trajectories_every == 0:
+                write_trajectories(path, groups, advantages, why)
 
         self.engine.set_learning_rate(self.learning_rate(step))
         metrics: Metrics = {}
@@ -133,12 +130,12 @@ class Trainer:
                 engine=self.engine,
                 rng=self.rng,
                 num_minibatches=self.num_minibatches,
-                on_played=dump if dumps else None,
+                on_played=dump,
             )
         for name in ("time/step", "time/rollout", "time/update"):
             self.seconds[name] = self.seconds.get(name, 0.0) + metrics[name]
         self.step += 1
-        self._tell(Event("step", step, steps, metrics | {"policy/learning_rate": self.learning_rate(step)}))
+        self._notify(Event("step", step, steps, metrics | {"policy/learning_rate": self.learning_rate(step)}))
 
     def _evaluate(self) -> None:
         spent: Metrics = {}
@@ -147,14 +144,14 @@ class Trainer:
         self.seconds["time/eval"] = self.seconds.get("time/eval", 0.0) + spent["time/eval"]
         self._evaluated_step = self.step
         if self.latest is not None:
-            self._tell(Event("eval", self.step, metrics=self.latest.as_dict()))
+            self._notify(Event("eval", self.step, metrics=self.latest.as_dict()))
 
-    def _tell(self, event: Event) -> None:
+    def _notify(self, event: Event) -> None:
         for callback in self.callbacks:
             callback(event)
 
     def save(self) -> None:
-        """Write everything a later process needs to go on bit for bit, unless the weights have run away."""
+        """Write everything needed to resume bit for bit, unless the policy has diverged."""
         self.engine.check_weights(MAX_WEIGHT)
         state: dict[str, Any] = {
             "engine": self.engine.state_dict(),
@@ -165,33 +162,29 @@ class Trainer:
             "before": self.before.as_dict() if self.before else None,
             "latest": self.latest.as_dict() if self.latest else None,
         }
-        folder = self.run_dir / "checkpoints"
         flush_rows(self.run_dir)
         save_checkpoint(
-            folder,
+            self.run_dir / "checkpoints",
             step=self.step,
             save_model=self.engine.save,
             state=state,
             settings=self.settings,
             evaluation=self.latest.rate if self.latest and self._evaluated_step == self.step else None,
         )
-        self._tell(Event("checkpoint", self.step))
+        self._notify(Event("checkpoint", self.step))
 
     def restore(self, checkpoint: Path) -> None:
-        """Take up a checkpoint's state; its weights were loaded with the engine."""
+        """Load a checkpoint's state; its weights were loaded with the engine."""
         step, state = load_state(checkpoint)
-        with taking_up(checkpoint):
+        with restoring(checkpoint):
             if (state["algorithm"]["imitation"] is None) != (self.algorithm.imitation is None):
                 raise ValueError("one has a replay buffer and the other has none")
-            self._take_up(state)
+            self.engine.load_state_dict(state["engine"])
+            self.algorithm.load_state_dict(state["algorithm"])
+            version, internal, gauss = state["rng"]
+            self.rng.setstate((version, tuple(internal), gauss))
+            torch.set_rng_state(state["torch_rng"])
+            self.seconds = state["seconds"]
+            self.before = Evaluation(**state["before"]) if state["before"] else None
+            self.latest = Evaluation(**state["latest"]) if state["latest"] else None
         self.step = step
-
-    def _take_up(self, state: dict[str, Any]) -> None:
-        self.engine.load_state_dict(state["engine"])
-        self.algorithm.load_state_dict(state["algorithm"])
-        version, internal, gauss = state["rng"]
-        self.rng.setstate((version, tuple(internal), gauss))
-        torch.set_rng_state(state["torch_rng"])
-        self.seconds = state["seconds"]
-        self.before = Evaluation(**state["before"]) if state["before"] else None
-        self.latest = Evaluation(**state["latest"]) if state["latest"] else None

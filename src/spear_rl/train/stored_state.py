@@ -1,4 +1,4 @@
-"""A trainer's state read back from a file: tensors, numbers, texts and lists of them. Nothing in it is ever run."""
+"""Reads a trainer's state from a file: tensors, numbers, strings and lists of them. Nothing in it is executed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from spear_rl.errors import CheckpointError
 
 
 def stored_state(path: Path) -> dict[str, Any]:
-    """What `torch.save` wrote; CheckpointError for anything that holds more than plain values, or is damaged."""
+    """What `torch.save` wrote; CheckpointError if it is damaged or holds more than plain values."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # pickle, zip and tensors each have errors of their own
+    except Exception as error:  # of pickle, zip or tensors
         raise CheckpointError(
             f"{path} is not loaded: it is damaged or holds more than plain values, which could run code "
             f"({type(error).__name__}); take another checkpoint"
@@ -27,8 +27,8 @@ def stored_state(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def taking_up(path: Path) -> Iterator[None]:
-    """Whatever goes wrong in here with a state's content is the fault of the file."""
+def restoring(path: Path) -> Iterator[None]:
+    """Turn an error in the block, caused by the content of a state file, into one that names the file."""
     try:
         yield
     except torch.OutOfMemoryError:

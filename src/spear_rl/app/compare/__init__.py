@@ -1,13 +1,11 @@
-"""Runs side by side: arms over seeds, paired differences, curves. Reads run folders; knows neither torch nor Config."""
-
-from __future__ import annotations
+"""Runs side by side: arms over seeds, paired differences, curves. Reads run folders; never imports torch."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spear_rl.app.compare.arms import Arm, arms_of, warnings_of
 from spear_rl.app.compare.estimates import Estimate, over_seeds, over_tasks, sign_test, t_quantile
@@ -17,19 +15,17 @@ from spear_rl.app.compare.runs import WINDOW, RunRecord, load_run
 from spear_rl.errors import UserError
 from spear_rl.io.escaping import markdown, one_line
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
-
 __all__ = [
     "WINDOW", "Arm", "Comparison", "Curve", "Estimate", "Pair", "RunRecord", "arms_of", "compare", "comparison_of",
     "curve", "draw", "load_run", "over_seeds", "over_tasks", "pairs_of", "sign_test", "t_quantile", "warnings_of",
 ]  # fmt: skip
 
-_COLUMNS = (
-    "algorithm", "seeds", "success before", "success after (95 %)", "best reward", "last reward",
-    "entropy", "tool turns", "s/step", "replay fired",
-)  # fmt: skip
+_NUMBERS = {
+    "best reward": ("best_reward", ".3g"), "last reward": ("last_reward", ".3g"), "entropy": ("entropy", ".3f"),
+    "tool turns": ("tool_turns", ".2f"), "s/step": ("seconds_a_step", ".2f"), "replay fired": ("replay_fired", ".0%"),
+}  # fmt: skip
+"""Column -> key of `Arm.as_dict` and format."""
+_COLUMNS = ("algorithm", "seeds", "success before", "success after (95 %)", *_NUMBERS)
 _COLUMNS_NOTE = (
     f"Rewards, entropy and tool turns are of training episodes, as means of {WINDOW} steps: the last, or the best. "
     "Replay fired: share of steps that trained on stored episodes."
@@ -47,8 +43,17 @@ class Comparison:
 
     @property
     def cells(self) -> list[list[str]]:
-        """A row of texts an arm, one under each of the columns."""
-        return [_cells(arm) for arm in self.arms]
+        """One row per arm, one text per column."""
+        rows = []
+        for arm in self.arms:
+            before, after, numbers = arm.success_before, arm.success_after, arm.as_dict()
+            wilson = " Wilson" if after and after.method.startswith("Wilson") else ""
+            row = [arm.label, str(len(arm.seeds)), "-" if before is None else f"{before:.1%}"]
+            row.append(f"{after.value:.1%} ({after.low:.1%} to {after.high:.1%}{wilson})" if after else "-")
+            for key, form in _NUMBERS.values():
+                row.append("-" if numbers[key] is None else format(numbers[key], form))
+            rows.append(row)
+        return rows
 
     @property
     def notes(self) -> list[str]:
@@ -65,7 +70,8 @@ class Comparison:
         """Panel -> arm's label -> its curve, where it has one."""
         return curves_of(self.arms)
 
-    def table(self) -> Table:
+    def __rich__(self) -> Any:
+        from rich.console import Group
         from rich.table import Table
         from rich.text import Text
 
@@ -76,7 +82,9 @@ class Comparison:
             table.add_column(Text(one_line(label)), justify="right", overflow="fold")
         for name, *values in rows:
             table.add_row(name, *map(Text, values))
-        return table
+        texts = (Text(one_line(note), style="yellow" if note.startswith("warning") else "") for note in self.notes)
+        apart = (part for text in texts for part in (Text(), text))
+        return Group(table, *apart, Text(f"\ncurves and all numbers are in {one_line(str(self.out))}"))
 
     def markdown(self) -> str:
         lines = [_COLUMNS, ["---"] + ["---:"] * (len(_COLUMNS) - 1), *self.cells]
@@ -91,34 +99,6 @@ class Comparison:
             "warnings": self.warnings,
             "curves": {n: {label: asdict(c) for label, c in lines.items()} for n, lines in self.curves.items()},
         }
-
-    def __rich__(self) -> RenderableType:
-        from rich.console import Group
-        from rich.text import Text
-
-        texts = (Text(one_line(note), style="yellow" if note.startswith("warning") else "") for note in self.notes)
-        apart = (part for text in texts for part in (Text(), text))
-        return Group(self.table(), *apart, Text(f"\ncurves and all numbers are in {one_line(str(self.out))}"))
-
-
-def _cells(arm: Arm) -> list[str]:
-    def number(value: float | None, form: str) -> str:
-        return "-" if value is None else format(value, form)
-
-    after, numbers = arm.success_after, arm.as_dict()
-    wilson = " Wilson" if after and after.method.startswith("Wilson") else ""
-    return [
-        arm.label,
-        str(len(arm.seeds)),
-        number(arm.success_before, ".1%"),
-        f"{after.value:.1%} ({after.low:.1%} to {after.high:.1%}{wilson})" if after else "-",
-        number(numbers["best_reward"], ".3g"),
-        number(numbers["last_reward"], ".3g"),
-        number(numbers["entropy"], ".3f"),
-        number(numbers["tool_turns"], ".2f"),
-        number(numbers["seconds_a_step"], ".2f"),
-        number(numbers["replay_fired"], ".0%"),
-    ]
 
 
 def comparison_of(runs: Sequence[RunRecord], out: Path) -> Comparison:

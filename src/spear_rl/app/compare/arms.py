@@ -1,6 +1,4 @@
-"""Runs as arms over seeds, and why arms may not be like for like. Knows which settings can change a result."""
-
-from __future__ import annotations
+"""Arms: runs that differ in the seed alone; and the differences that make two arms incomparable."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +27,7 @@ class Arm:
 
     @property
     def base_algorithm(self) -> str:
-        """What SPEAR is put on: grpo, of grpo and of spear-grpo."""
+        """The algorithm without SPEAR: grpo, of grpo and of spear-grpo."""
         return self.algorithm.removeprefix("spear-")
 
     @property
@@ -92,19 +90,15 @@ def arms_of(runs: Sequence[RunRecord]) -> list[Arm]:
     """Runs by algorithm, and by the settings in which runs of one algorithm differ; each base before its SPEAR."""
     arms: dict[str, list[RunRecord]] = {}
     for run in sorted(runs, key=lambda r: (r.seed, str(r.path))):
-        varying = _varying([other for other in runs if other.algorithm == run.algorithm])
+        alike = [other.settings for other in runs if other.algorithm == run.algorithm]
+        keys = sorted({key for settings in alike for key in settings if _matters(key, run.algorithm)})
+        varying = [key for key in keys if len({_text(settings.get(key)) for settings in alike}) > 1]
         own = ", ".join(f"{key}={_text(run.settings.get(key))}" for key in varying)
         arms.setdefault(f"{run.algorithm} [{own}]" if own else run.algorithm, []).append(run)
     return sorted(
         (Arm(label, members) for label, members in arms.items()),
         key=lambda arm: (arm.base_algorithm, arm.algorithm != arm.base_algorithm, arm.label),
     )
-
-
-def _varying(runs: Sequence[RunRecord]) -> list[str]:
-    """The settings that can change a result and differ between runs of one algorithm."""
-    keys = sorted({key for run in runs for key in run.settings if _matters(key, run.algorithm)})
-    return [key for key in keys if len({_text(run.settings.get(key)) for run in runs}) > 1]
 
 
 def _matters(key: str, algorithm: str) -> bool:
@@ -120,10 +114,9 @@ def warnings_of(arms: Sequence[Arm]) -> list[str]:
     for arm in arms:
         repeated = [seed for seed in arm.seeds if len(arm.of_seed(seed)) > 1]
         if repeated:
-            said.append(
-                f"{arm.label} has several runs of seed {_listed(repeated)}: they count as one seed, by their mean"
-            )
-    said += _unlike("seeds are", {arm.label: _listed(arm.seeds) for arm in arms})
+            seeds = str(repeated)[1:-1]
+            said.append(f"{arm.label} has several runs of seed {seeds}: they count as one seed, by their mean")
+    said += _unlike("seeds are", {arm.label: str(arm.seeds)[1:-1] for arm in arms})
     for key in sorted({key for arm in arms for key in arm.runs[0].settings} - {"algorithm.name"}):
         is_in_labels = key.startswith("algorithm.") and any(f"{key}=" in arm.label for arm in arms)
         if not is_in_labels:
@@ -144,10 +137,6 @@ def _unlike(subject: str, values: Mapping[str, str]) -> Iterator[str]:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else "unset" if value is None else json.dumps(value)
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))
 
 
 def _mean(values: Sequence[float]) -> float | None:

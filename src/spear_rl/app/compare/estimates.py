@@ -1,6 +1,4 @@
-"""Means and differences with their 95 % intervals, and a sign test. Knows numbers only."""
-
-from __future__ import annotations
+"""Means and differences with 95 % intervals, and a sign test."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +8,7 @@ from statistics import fmean, stdev
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A number with its 95 % interval and where that comes from."""
+    """A number, its 95 % interval and the method."""
 
     value: float
     low: float

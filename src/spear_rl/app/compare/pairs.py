@@ -1,6 +1,4 @@
-"""Differences between arms, paired by seed and by task, and what may be said of them. Knows no files."""
-
-from __future__ import annotations
+"""Differences between arms, paired by seed and by task, and what they show."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +29,15 @@ class Pair:
 
     @property
     def text(self) -> str:
-        said = f"{self.arm} minus {self.base}: {self._over_seeds()}"
+        if not self.seeds:
+            over_seeds = "no seed with a success after in both, so nothing can be paired."
+        elif self.difference is None:
+            over_seeds = "1 seed in common, too few to say anything about the algorithms."
+        else:
+            points, count = _points(self.difference), len(self.seeds)
+            shown = _conclusion(self.difference)
+            over_seeds = f"success after {points} over {count} seeds in common (95 % t-interval): {shown}."
+        said = f"{self.arm} minus {self.base}: {over_seeds}"
         if self.per_task is None or self.sign_test_p is None:
             return said
         return (
@@ -39,14 +45,6 @@ class Pair:
             f"{self.better} better, {self.worse} worse, sign test p = {self.sign_test_p:.2g}; "
             "this speaks of these trained policies, not of training again."
         )
-
-    def _over_seeds(self) -> str:
-        if not self.seeds:
-            return "no seed with a success after in both, so nothing can be paired."
-        if self.difference is None:
-            return "1 seed in common, too few to say anything about the algorithms."
-        points, verdict = _points(self.difference), _verdict(self.difference)
-        return f"success after {points} over {len(self.seeds)} seeds in common (95 % t-interval): {verdict}."
 
 
 def pairs_of(arms: Sequence[Arm]) -> list[Pair]:
@@ -88,8 +86,8 @@ def _solved(runs: Sequence[RunRecord]) -> dict[str, float]:
     return {task: fmean(values) for task, values in shares.items()}
 
 
-def _verdict(d: Estimate) -> str:
-    if d.high - d.low < 1e-9:  # rounding leaves a width of 1e-16, on which any verdict would be nonsense
+def _conclusion(d: Estimate) -> str:
+    if d.high - d.low < 1e-9:  # rounding leaves a width of 1e-16, which says nothing
         return "all seeds differ by the same amount, so this interval says nothing"
     if d.low <= 0 <= d.high:
         return "no difference shown"

@@ -1,6 +1,4 @@
-"""Curves of compared arms, and one picture of them. Knows arms, and matplotlib only once it draws."""
-
-from __future__ import annotations
+"""Curves of arms, and one figure of them. Imports matplotlib only to draw."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -15,16 +13,21 @@ from spear_rl.errors import MissingExtraError
 from spear_rl.io.escaping import one_line
 
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#444444")
-"""Okabe and Ito's, told apart by colour-blind readers too; without the yellow that white swallows."""
+"""The colour-blind-safe palette of Okabe and Ito, without the yellow."""
 _DASHES = ("-", "--", ":", "-.")
 _PANELS = {
     "success": ("rollout/success", "share of episodes"),
-    "reward": ("rollout/reward", "mean reward of an episode"),
-    "entropy": ("policy/entropy", "entropy of the policy (nats a token)"),
-    "tool turns": ("rollout/tool_turns", "tool turns an episode"),
-    "replayed": ("replay/trajectories", "episodes replayed a step"),
+    "reward": ("rollout/reward", "mean reward per episode"),
+    "entropy": ("policy/entropy", "entropy of the policy (nats per token)"),
+    "tool turns": ("rollout/tool_turns", "tool turns per episode"),
+    "replayed": ("replay/trajectories", "episodes replayed per step"),
 }
-"""Panel -> its metric and what the axis says."""
+"""Panel -> its metric and the label of its axis."""
+_STYLE = {
+    "axes.grid": True, "grid.alpha": 0.25, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.titlelocation": "left", "axes.titlesize": 12, "text.parse_math": False,
+}  # fmt: skip
+"""Labels are untrusted text, so not parsed as formulas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class Curve:
 
 
 def curve(runs: Sequence[Mapping[int, float]]) -> Curve:
-    """The curve of runs given as step -> value, at the steps that all of those with any have.
+    """The curve of runs given as step -> value, at the steps that all of them have.
 
     Elsewhere the mean would jump when a run drops out, which reads as learning.
     """
@@ -58,7 +61,7 @@ def curves_of(arms: Sequence[Arm]) -> dict[str, dict[str, Curve]]:
 
 
 def draw(path: Path, arms: Sequence[Arm], curves: Mapping[str, Mapping[str, Curve]]) -> None:
-    """Write the picture: a panel a metric, a line an arm, and where every seed ended."""
+    """Write the figure: one panel per metric, one line per arm, and the final success of every seed."""
     try:
         from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -68,26 +71,38 @@ def draw(path: Path, arms: Sequence[Arm], curves: Mapping[str, Mapping[str, Curv
         raise MissingExtraError("curves need matplotlib: pip install 'spear-rl[train]'") from error
     figure = Figure(figsize=(14, 8.6), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08))
     FigureCanvasAgg(figure)
-    with rc_context({"text.parse_math": False}):  # labels are other people's text, not formulas
+    with rc_context(_STYLE):
         _fill(figure, arms, curves)
         figure.savefig(path, dpi=120)
 
 
 def _fill(figure: Any, arms: Sequence[Arm], curves: Mapping[str, Mapping[str, Curve]]) -> None:
-    looks = {arm.label: _look(number) for number, arm in enumerate(arms)}
+    looks: dict[str, dict[str, Any]] = {}
+    for number, arm in enumerate(arms):
+        dash = _DASHES[number // len(_COLORS) % len(_DASHES)]
+        looks[arm.label] = {"color": _COLORS[number % len(_COLORS)], "linestyle": dash}
     panels = figure.subplots(2, 3).flat
     for axes, (name, lines) in zip(panels, curves.items(), strict=False):
-        _panel(axes, name, lines, looks)
+        for label, line in lines.items():
+            axes.plot(line.steps, line.mean, lw=1.8, marker="." if len(line.steps) == 1 else "", **looks[label])
+            if line.low != line.high:
+                axes.fill_between(line.steps, line.low, line.high, color=looks[label]["color"], alpha=0.15, lw=0)
+        if not lines:
+            axes.text(0.5, 0.5, "not logged by these runs", transform=axes.transAxes, ha="center", color="0.5")
+        axes.set(title=name, xlabel="step", ylabel=_PANELS[name][1])
+        if name in ("tool turns", "replayed"):
+            axes.set_ylim(bottom=0)
     _eval_points(figure.axes[0], arms, looks)
     _ends(figure.axes[-1], arms, looks)
     envs = sorted({str(arm.runs[0].settings["task.env"]) for arm in arms})
-    figure.suptitle(f"Training on {one_line(', '.join(envs))}, {_counted(arms)}", fontsize=15, fontweight="bold")
-    handles = [figure.axes[-1].plot([], [], lw=2.5, label=_wrapped(arm.label), **looks[arm.label])[0] for arm in arms]
-    room = 130 // (8 + max(len(arm.label) for arm in arms))
+    counts = sorted({len(arm.seeds) for arm in arms})
+    seeds = f"{counts[0]} to {counts[-1]} seeds" if len(counts) > 1 else f"{counts[0]} seed{'s' * (counts[0] > 1)}"
+    figure.suptitle(f"Training on {one_line(', '.join(envs))}, {seeds} per arm", fontsize=15, fontweight="bold")
+    names = {label: "\n".join(textwrap.wrap(one_line(label), 130)) for label in looks}
     figure.legend(
-        handles=handles,
+        handles=[figure.axes[-1].plot([], [], lw=2.5, label=names[label], **look)[0] for label, look in looks.items()],
         loc="outside lower center",
-        ncols=max(1, min(len(arms), room)),
+        ncols=max(1, min(len(arms), 130 // (8 + max(map(len, looks))))),
         frameon=False,
         fontsize=11,
         title=f"lines: mean over seeds of a moving average of {WINDOW} steps; bands: lowest to highest seed",
@@ -95,73 +110,30 @@ def _fill(figure: Any, arms: Sequence[Arm], curves: Mapping[str, Mapping[str, Cu
     )
 
 
-def _panel(axes: Any, name: str, lines: Mapping[str, Curve], looks: Mapping[str, dict[str, Any]]) -> None:
-    for label, line in lines.items():
-        axes.plot(line.steps, line.mean, lw=1.8, marker="." if len(line.steps) == 1 else "", **looks[label])
-        if line.low != line.high:
-            axes.fill_between(line.steps, line.low, line.high, color=looks[label]["color"], alpha=0.15, lw=0)
-    if not lines:
-        axes.text(0.5, 0.5, "not logged by these runs", transform=axes.transAxes, ha="center", color="0.5")
-    axes.set_title(name, loc="left", fontsize=12)
-    axes.set_xlabel("step")
-    axes.set_ylabel(_PANELS[name][1])
-    if name in ("tool turns", "replayed"):
-        axes.set_ylim(bottom=0)
-    _bare(axes)
-
-
 def _eval_points(axes: Any, arms: Sequence[Arm], looks: Mapping[str, dict[str, Any]]) -> None:
     """Evaluated success over the training curve, as diamonds."""
     for arm in arms:
         points = curve([{step: row["success"] for step, row in run.evals.items()} for run in arm.runs])
-        if not points.steps:
-            continue
         color = looks[arm.label]["color"]
-        axes.plot(points.steps, points.mean, "D", ms=6.5, color=color, mec="white", mew=0.8, zorder=4, clip_on=False)
-    axes.set_ylim(0, 1)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    axes.set_title("success (diamonds: evaluations)", loc="left", fontsize=12)
+        if points.steps:
+            look = {"ms": 6.5, "color": color, "mec": "white", "mew": 0.8}
+            axes.plot(points.steps, points.mean, "D", zorder=4, clip_on=False, **look)
+    axes.set(title="success (diamonds: evaluations)", ylim=(0, 1))
+    axes.yaxis.set_major_formatter("{x:.0%}")
 
 
 def _ends(axes: Any, arms: Sequence[Arm], looks: Mapping[str, dict[str, Any]]) -> None:
-    """Success after: a circle a seed, the mean and its 95 % interval."""
-    for place, arm in enumerate(arms):
+    """Success after: one circle per seed, the mean and its 95 % interval."""
+    for y, arm in enumerate(arms):
         color, after = looks[arm.label]["color"], arm.success_after
         if after is None:
-            axes.text(0.5, place, "not evaluated", ha="center", va="center", color="0.5")
+            axes.text(0.5, y, "not evaluated", ha="center", va="center", color="0.5")
             continue
-        axes.plot([after.low, after.high], [place, place], color=color, lw=6, alpha=0.3, solid_capstyle="round")
+        axes.plot([after.low, after.high], [y, y], color=color, lw=6, alpha=0.3, solid_capstyle="round")
         seeds = list(arm.after_by_seed.values())
-        axes.plot(seeds, [place + 0.17] * len(seeds), "o", ms=5, mfc="none", color=color, clip_on=False)
-        axes.plot([after.value], [place], "D", ms=9, color=color, mec="white", clip_on=False)
-        axes.annotate(f"{after.value:.1%}", (after.value, place), (0, 10), textcoords="offset points", ha="center")
-    axes.set_xlim(0, 1)
-    axes.set_ylim(len(arms) - 0.4, -0.6)
-    axes.set_yticks([])
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    axes.set_title("success after (bars: 95 %, circles: seeds)", loc="left", fontsize=12)
-    axes.set_xlabel("share of evaluated episodes")
-    _bare(axes)
-
-
-def _bare(axes: Any) -> None:
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _look(number: int) -> dict[str, Any]:
-    return {
-        "color": _COLORS[number % len(_COLORS)],
-        "linestyle": _DASHES[number // len(_COLORS) % len(_DASHES)],
-    }
-
-
-def _counted(arms: Sequence[Arm]) -> str:
-    counts = sorted({len(arm.seeds) for arm in arms})
-    if len(counts) > 1:
-        return f"{counts[0]} to {counts[-1]} seeds an arm"
-    return "1 seed an arm" if counts == [1] else f"{counts[0]} seeds an arm"
-
-
-def _wrapped(label: str) -> str:
-    return "\n".join(textwrap.wrap(one_line(label), 130))
+        axes.plot(seeds, [y + 0.17] * len(seeds), "o", ms=5, mfc="none", color=color, clip_on=False)
+        axes.plot([after.value], [y], "D", ms=9, color=color, mec="white", clip_on=False)
+        axes.annotate(f"{after.value:.1%}", (after.value, y), (0, 10), textcoords="offset points", ha="center")
+    title = "success after (bars: 95 %, circles: seeds)"
+    axes.set(title=title, xlabel="share of evaluated episodes", xlim=(0, 1), ylim=(len(arms) - 0.4, -0.6), yticks=[])
+    axes.xaxis.set_major_formatter("{x:.0%}")

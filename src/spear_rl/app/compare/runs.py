@@ -1,11 +1,9 @@
-"""A run folder read back and checked. Knows the files that `spear train` writes, not what wrote them."""
-
-from __future__ import annotations
+"""A run folder, read and checked: the files that `spear train` writes."""
 
 import json
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -16,7 +14,7 @@ from spear_rl.errors import UserError
 from spear_rl.io.jsonl import read_rows, spans
 
 WINDOW = 5
-"""Steps a moving average takes in."""
+"""Steps of a moving average."""
 
 _RATE = ("success", "low", "high")
 
@@ -35,7 +33,7 @@ class RunRecord:
     before: Estimate | None
     after: Estimate | None
     note: str = ""
-    """Why its numbers are not those of a whole run, if they are not."""
+    """What is missing of it, if anything."""
 
     @property
     def algorithm(self) -> str:
@@ -77,7 +75,7 @@ def load_run(path: Path) -> RunRecord:
     if summary is not None and summary.get("steps") == max(taken, planned):
         before, after = _estimate(summary.get("success_before")), _estimate(summary.get("success_after"))
         return RunRecord(path, settings, rows, evals, before, after, lacking)
-    # A summary of fewer steps is that of an earlier leg: the run was resumed and has not come to its new end.
+    # A summary of fewer steps was written before a resume.
     note = f"unfinished: {taken} of {planned} steps"
     before, after = _estimate(evals.get(0)), None
     last = max(evals, default=0)
@@ -91,12 +89,7 @@ def load_run(path: Path) -> RunRecord:
 def _settings(path: Path) -> dict[str, Any]:
     if not (path / "config.toml").is_file():
         raise UserError(f"{path} is no run folder: it has no config.toml")
-    try:
-        settings = dict(_flat(tomllib.loads((path / "config.toml").read_text("utf-8"))))
-    except OSError as error:
-        raise UserError(f"{path}: config.toml cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"{path}: config.toml is not valid TOML: {error}") from error
+    settings = dict(_flat(_parsed(path, "config.toml", tomllib.loads)))
     for key, kind in (("algorithm.name", str), ("task.env", str), ("run.seed", int), ("run.steps", int)):
         if not isinstance(settings.get(key), kind):
             raise UserError(f"{path}: config.toml does not say {key}")
@@ -106,12 +99,7 @@ def _settings(path: Path) -> dict[str, Any]:
 def _summary(path: Path) -> dict[str, Any] | None:
     if not (path / "summary.json").is_file():
         return None
-    try:
-        summary = json.loads((path / "summary.json").read_text("utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: summary.json cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: summary.json is not valid JSON: {error}") from error
+    summary = _parsed(path, "summary.json", json.loads)
     if not isinstance(summary, dict):
         raise UserError(f"{path}: summary.json is not a JSON object")
     for key in ("success_before", "success_after"):
@@ -119,6 +107,15 @@ def _summary(path: Path) -> dict[str, Any] | None:
         if rate is not None and not (isinstance(rate, dict) and all(_is_number(rate.get(k)) for k in _RATE)):
             raise UserError(f"{path}: summary.json, {key} does not say {', '.join(_RATE)}")
     return summary
+
+
+def _parsed(path: Path, name: str, parse: Callable[[str], Any]) -> Any:
+    try:
+        return parse((path / name).read_text("utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: {name} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: {name} is not valid {name.rpartition('.')[2].upper()}: {error}") from error
 
 
 def _rows(path: Path, *, required: Sequence[str]) -> dict[int, dict[str, Any]]:

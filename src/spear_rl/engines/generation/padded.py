@@ -1,4 +1,4 @@
-"""Batched sampling from any transformers causal LM; growing conversations reuse their key-value cache."""
+"""Padded generation for any transformers causal LM: batch by batch, with prefix reuse between turns."""
 
 from __future__ import annotations
 
@@ -8,141 +8,173 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
-from spear_rl.engines.base import NonFiniteLossError
-from spear_rl.engines.generation.kv_cache import roomy_cache
-from spear_rl.engines.generation.sampling import sampled
+from spear_rl.engines.generation.sampling import StopStrings, sampled
 from spear_rl.rollout.generator import Sampling
 from spear_rl.types import Completion
 
+SPARE = 64
+"""Columns that a cache layer allocates beyond those in use."""
+
 
 @dataclass
-class _Memory:
-    """Key-value rows of the last batch. Columns where `filled` is False hold nothing a query may look at."""
+class _Prefixes:
+    """The KV cache of the last batch. Columns where `filled` is False are masked."""
 
     cache: Any
     filled: Tensor
     """[B, S]"""
     rows: dict[tuple[int, ...], int] = field(default_factory=dict)
-    """The token ids a row has seen -> the row."""
+    """Token ids in the cache -> their row."""
 
 
 class Decoder:
-    """Samples completions batch by batch and remembers the cache, so that the next turn only feeds what is new."""
+    """Samples completions of a batch and keeps its KV cache: the next turn prefills only new tokens."""
 
     def __init__(self, model: Any, tokenizer: Any, *, pad_id: int, end_ids: Sequence[int]) -> None:
-        self._model, self._tokenizer = model, tokenizer
-        self._pad_id = pad_id
+        self._model, self._tokenizer, self._pad_id = model, tokenizer, pad_id
         self._end_ids = torch.tensor(sorted(set(end_ids)), device=model.device)
-        self._memory: _Memory | None = None
+        self._prefixes: _Prefixes | None = None
 
     def forget(self) -> None:
-        """Drop the cache: the weights it was made with are gone."""
-        self._memory = None
+        """Drop the cache, which was made with other weights."""
+        self._prefixes = None
 
     @torch.no_grad()
     def completions(
         self, prompts: Sequence[list[int]], sampling: Sampling, generator: torch.Generator
     ) -> list[Completion]:
-        """One completion a prompt, with the log-probability of every token under the policy at this temperature."""
+        """One completion per prompt, with the log-probability of every token at this temperature."""
         if not prompts:
             return []
         self._model.eval()
-        memory, logits = self._prefilled(prompts)
-        device, count = logits.device, len(prompts)
+        stops = StopStrings(self._tokenizer, sampling.stop)
+        prefixes, logits = self._prefilled(prompts)
         written: list[list[int]] = [[] for _ in prompts]
         logprobs: list[list[float]] = [[] for _ in prompts]
-        living = torch.ones(count, dtype=torch.bool, device=device)
+        active = torch.ones(len(prompts), dtype=torch.bool, device=logits.device)
         for position in range(sampling.max_new_tokens):
-            if not torch.isfinite(logits).all():
-                raise NonFiniteLossError("the policy's scores are not finite: its weights have run away")
             tokens, scores = sampled(logits, sampling, generator)
-            tokens = torch.where(living, tokens, self._pad_id)
-            for row, (token, score, lives) in enumerate(
-                zip(tokens.tolist(), scores.tolist(), living.tolist(), strict=True)
+            tokens = torch.where(active, tokens, self._pad_id)
+            for row, (token, score, is_active) in enumerate(
+                zip(tokens.tolist(), scores.tolist(), active.tolist(), strict=True)
             ):
-                if lives:
+                if is_active:
                     written[row].append(token)
                     logprobs[row].append(score)
-            living = living & ~torch.isin(tokens, self._end_ids)
-            for row in living.nonzero().flatten().tolist() if sampling.stop else ():
-                living[row] = not self._has_stopped(written[row], sampling.stop)
-            if position == sampling.max_new_tokens - 1 or not living.any():
+            active = active & ~torch.isin(tokens, self._end_ids)
+            for row in active.nonzero().flatten().tolist() if sampling.stop else ():
+                active[row] = not stops.end(written[row])
+            if position == sampling.max_new_tokens - 1 or not active.any():
                 break
-            # A row that just ended is not fed its last token: its next turn's text will begin with it.
-            logits = self._fed(memory, tokens[:, None], living[:, None])
-        seen = [len(prompt) + max(len(ids) - 1, 0) for prompt, ids in zip(prompts, written, strict=True)]
-        memory.rows = {
-            tuple([*prompt, *ids][:length]): row
-            for row, (prompt, ids, length) in enumerate(zip(prompts, written, seen, strict=True))
+            # A row that just ended is not fed its last token: the next prompt feeds it.
+            logits = self._feed(prefixes, tokens[:, None], active[:, None])
+        prefixes.rows = {
+            tuple([*prompt, *ids][: len(prompt) + max(len(ids) - 1, 0)]): row
+            for row, (prompt, ids) in enumerate(zip(prompts, written, strict=True))
         }
-        self._memory = memory
-        return [Completion(ids, lp, bool(cut)) for ids, lp, cut in zip(written, logprobs, living.tolist(), strict=True)]
+        self._prefixes = prefixes
+        return [Completion(ids, lp, cut) for ids, lp, cut in zip(written, logprobs, active.tolist(), strict=True)]
 
-    def _prefilled(self, prompts: Sequence[list[int]]) -> tuple[_Memory, Tensor]:
-        """A cache that has seen every prompt, and the logits of the next token."""
-        memory, starts = self._continued(prompts)
-        if memory is not None:
-            return memory, self._fed_text(memory, [p[start:] for p, start in zip(prompts, starts, strict=True)])
-        self._memory = None
-        unique = list(dict.fromkeys(map(tuple, prompts)))  # siblings of a group start from one and the same prompt
+    def _prefilled(self, prompts: Sequence[list[int]]) -> tuple[_Prefixes, Tensor]:
+        """A cache that holds every prompt, and the logits of the next token."""
+        prefixes, starts = self._reused(prompts)
+        if prefixes is not None:
+            return prefixes, self._feed_texts(prefixes, [p[start:] for p, start in zip(prompts, starts, strict=True)])
+        self._prefixes = None
+        unique = list(dict.fromkeys(map(tuple, prompts)))  # the episodes of a group start from the same prompt
         empty = torch.zeros(len(unique), 0, dtype=torch.bool, device=self._model.device)
-        memory = _Memory(roomy_cache(self._model.config), empty)
-        logits = self._fed_text(memory, [list(prompt) for prompt in unique])
-        place = {prompt: row for row, prompt in enumerate(unique)}
-        index = torch.tensor([place[tuple(prompt)] for prompt in prompts], device=logits.device)
+        prefixes = _Prefixes(_growing_cache(self._model.config), empty)
+        logits = self._feed_texts(prefixes, [list(prompt) for prompt in unique])
+        row_of = {prompt: row for row, prompt in enumerate(unique)}
+        index = torch.tensor([row_of[tuple(prompt)] for prompt in prompts], device=logits.device)
         if len(unique) < len(prompts):
-            memory.cache.batch_select_indices(index)
-            memory.filled, logits = memory.filled[index], logits[index]
-        return memory, logits
+            prefixes.cache.batch_select_indices(index)
+            prefixes.filled, logits = prefixes.filled[index], logits[index]
+        return prefixes, logits
 
-    def _continued(self, prompts: Sequence[list[int]]) -> tuple[_Memory | None, list[int]]:
-        """The remembered cache, cut to the rows that `prompts` extend, if each of them extends one."""
-        memory = self._memory
-        if memory is None or any(getattr(layer, "is_sliding", False) for layer in memory.cache.layers):
+    def _reused(self, prompts: Sequence[list[int]]) -> tuple[_Prefixes | None, list[int]]:
+        """The kept cache, cut to the rows that `prompts` extend, if each of them extends one."""
+        prefixes = self._prefixes
+        if prefixes is None or any(getattr(layer, "is_sliding", False) for layer in prefixes.cache.layers):
             return None, []
-        lengths = sorted({len(ids) for ids in memory.rows}, reverse=True)
+        lengths = sorted({len(ids) for ids in prefixes.rows}, reverse=True)
         found, starts = [], []
         for prompt in prompts:
             for length in lengths:
-                row = memory.rows.get(tuple(prompt[:length])) if length < len(prompt) else None
+                row = prefixes.rows.get(tuple(prompt[:length])) if length < len(prompt) else None
                 if row is not None:
                     found.append(row)
                     starts.append(length)
                     break
             else:
                 return None, []
-        index = torch.tensor(found, device=memory.filled.device)
-        memory.cache.batch_select_indices(index)
-        memory.filled = memory.filled[index]
-        return memory, starts
+        index = torch.tensor(found, device=prefixes.filled.device)
+        prefixes.cache.batch_select_indices(index)
+        prefixes.filled = prefixes.filled[index]
+        return prefixes, starts
 
-    def _fed_text(self, memory: _Memory, texts: list[list[int]]) -> Tensor:
-        """Feed each row its text, aligned on the right."""
+    def _feed_texts(self, prefixes: _Prefixes, texts: list[list[int]]) -> Tensor:
+        """Feed every row its tokens, aligned on the right."""
         width = max(map(len, texts))
         ids = torch.full((len(texts), width), self._pad_id)
         real = torch.zeros(len(texts), width, dtype=torch.bool)
         for row, text in enumerate(texts):
             ids[row, width - len(text) :] = torch.tensor(text)
             real[row, width - len(text) :] = True
-        return self._fed(memory, ids.to(memory.filled.device), real.to(memory.filled.device))
+        return self._feed(prefixes, ids.to(prefixes.filled.device), real.to(prefixes.filled.device))
 
-    def _fed(self, memory: _Memory, ids: Tensor, real: Tensor) -> Tensor:
-        """Feed [B, W] tokens, `real` where they count; the logits after the last column."""
-        before = memory.filled.sum(1, keepdim=True)
+    def _feed(self, prefixes: _Prefixes, ids: Tensor, real: Tensor) -> Tensor:
+        """Feed [B, W] tokens, of which those count where `real`; the logits after the last column."""
+        before = prefixes.filled.sum(1, keepdim=True)
         positions = (before + real.cumsum(1) - 1).clamp(min=0)
-        memory.filled = torch.cat([memory.filled, real], 1)
+        prefixes.filled = torch.cat([prefixes.filled, real], 1)
         out = self._model(
             input_ids=ids,
-            attention_mask=memory.filled.long(),
+            attention_mask=prefixes.filled.long(),
             position_ids=positions,
-            past_key_values=memory.cache,
+            past_key_values=prefixes.cache,
             use_cache=True,
             logits_to_keep=1,
         )
         logits: Tensor = out.logits[:, -1].float()
         return logits
 
-    def _has_stopped(self, token_ids: list[int], stop: Sequence[str]) -> bool:
-        tail = self._tokenizer.decode(token_ids[-16:])
-        return any(text in tail for text in stop)
+
+class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
+    """`keys` and `values` are views of the used columns of larger buffers: a new token copies only itself."""
+
+    keys: Tensor
+    values: Tensor
+    _buffers: list[Tensor] | None = None
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        used, new = self.get_seq_length(), key_states.shape[-2]
+        if self._buffers is None or self._buffers[0].shape[-2] < used + new:
+            self._buffers = [_widened(self.keys, key_states, used), _widened(self.values, value_states, used)]
+        for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[..., used : used + new, :] = states
+        self.keys, self.values = (buffer[..., : used + new, :] for buffer in self._buffers)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        super().batch_select_indices(indices)
+        self._buffers = None
+
+
+def _growing_cache(config: Any) -> DynamicCache:
+    cache = DynamicCache(config=config)
+    cache.layers = [_GrowingLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    return cache
+
+
+def _widened(old: Tensor, states: Tensor, used: int) -> Tensor:
+    batch, heads, new, width = states.shape
+    buffer = torch.empty(batch, heads, used + new + SPARE, width, dtype=states.dtype, device=states.device)
+    if used:
+        buffer[..., :used, :] = old
+    return buffer

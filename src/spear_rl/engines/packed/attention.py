@@ -1,8 +1,8 @@
-"""Attention over rows laid end to end, without padding: one function for training, for prompts and for single tokens.
+"""Attention over packed rows (laid end to end, no padding): one function for training, prefill and decoding.
 
-transformers calls it by name (`attn_implementation="spear"`) and hands through the keyword `rows`, which says where
-each row lies and, when generating, where its earlier keys and values are kept. It knows no model and no scheduler.
-Nothing here breaks a compiled layer in two, and no number in it makes a compiler start again.
+transformers calls it by name (`attn_implementation="spear"`) and passes the keyword `rows`, which says where each row
+lies and, when generating, where its KV cache is. Written so that a compiled layer has no graph break, and no integer
+in it causes a recompilation.
 """
 
 from __future__ import annotations
@@ -19,49 +19,42 @@ from torch.nn import functional
 
 NAME = "spear"
 
-_BEYOND = ("sliding_window", "softcap", "s_aux", "position_bias", "indices", "block_indices")
-"""What models may ask of attention beyond causal softmax; doing without it would give other results unnoticed."""
+_UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias", "indices", "block_indices")
+"""What models may ask of attention beyond causal softmax; ignoring it would change results silently."""
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Where N rows keep the keys and values of their earlier tokens: a stretch each of every layer's tensors.
-
-    The tensors themselves, [all stretches, key-value heads, width], are attached to the layers (`attach_memory`).
-    """
+class CachedRows:
+    """Where N rows keep earlier keys and values: a slot each in the tensors attached to the layers (`attach_cache`)."""
 
     bases: Tensor
-    """[N + 1] int32, where each row's stretch begins; the last entry is never read."""
+    """[N + 1] int32, where each row's slot begins; the last entry is not read."""
     lengths: Tensor
-    """[N] int32, tokens of a row's stretch to attend to, those fed now included."""
+    """[N] int32, tokens of a row to attend to, those fed now included."""
     places: Tensor
-    """[T] int64, where each token fed now goes."""
-    stretch: int
-    """Length of a stretch."""
+    """[T] int64, where the keys and values of each token fed now go."""
+    slot_tokens: int
 
 
 @dataclass(frozen=True)
 class Rows:
-    """How T tokens in one line fall into N rows."""
+    """How T packed tokens divide into N rows."""
 
     starts: Tensor
     """[N + 1] int32: row n is tokens starts[n] to starts[n + 1]."""
     limit: int
-    """Every row is shorter than this; so it is never 1, a number compilers make a case of its own of."""
-    memory: Memory | None = None
+    """Every row is shorter than this. At least 2: torch.compile specialises on 1."""
+    cached: CachedRows | None = None
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device | str) -> Rows:
-        """Rows of these lengths, complete in themselves."""
+        """Rows of these lengths, without a cache."""
         starts = torch.tensor([0, *lengths]).cumsum(0).to(device, torch.int32)
         return cls(starts, max(lengths) + 1)
 
 
 def can_pack(model: Any) -> bool:
-    """Whether `model` may leave attention to a function of ours, by what its class and config say.
-
-    Not all of them say everything: `agreement.disagreement` compares the results.
-    """
+    """Whether the model's class and config say that its attention is plain; `parity.disagreement` tests it."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     rope = getattr(config, "rope_parameters", None) or {}
@@ -70,44 +63,34 @@ def can_pack(model: Any) -> bool:
         and kinds == {"full_attention"}
         and not getattr(config, "sliding_window", None)
         and not getattr(config, "attn_logit_softcapping", None)
-        # These look at the longest row fed and turn all of them by it, on the host, which no captured step can.
+        # These rotate all rows by the length of the longest, computed on the host: no CUDA graph can.
         and rope.get("rope_type", "default") not in ("dynamic", "longrope")
     )
 
 
 def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the fused kernels run there; elsewhere the same results come from slow but plain code."""
-    return (
-        _VARLEN is not None
-        and device.type == "cuda"
-        and dtype in (torch.bfloat16, torch.float16)
-        and torch.cuda.get_device_capability(device) >= (8, 0)
-    )
+    """Whether the fused kernels run there; elsewhere plain and slow code gives the same results."""
+    is_half = dtype in (torch.bfloat16, torch.float16)
+    is_cuda = _VARLEN is not None and device.type == "cuda"
+    return is_cuda and is_half and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def use_packed_attention(model: Any) -> None:
-    """From now on `model` attends through `packed_attention`."""
+    """Make `model` attend through `packed_attention`."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, packed_attention)
     model.set_attn_implementation(NAME)
 
 
-def attach_memory(model: Any, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Give every attention layer its keys and values. As attributes they need no layer number in compiled code."""
+def attach_cache(model: Any, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Give every attention layer its KV cache, as attributes: compiled code needs no layer number then."""
     for module in attention_layers(model):
         module.spear_keys, module.spear_values = layers[module.layer_idx]
 
 
-def attached_memory(model: Any) -> Iterator[Tensor]:
-    """What `attach_memory` attached."""
-    for module in attention_layers(model):
-        if hasattr(module, "spear_keys"):
-            yield from (module.spear_keys, module.spear_values)
-
-
-def detach_memory(model: Any) -> None:
-    """Let go of it."""
+def detach_cache(model: Any) -> None:
+    """Undo `attach_cache`."""
     for module in attention_layers(model):
         module.__dict__.pop("spear_keys", None)
         module.__dict__.pop("spear_values", None)
@@ -121,19 +104,11 @@ def attention_layers(model: Any) -> Iterator[Any]:
 
 
 def packed_attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    *,
-    rows: Rows | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    scaling: float | None = None, dropout: float = 0.0, *, rows: Rows | None = None, **kwargs: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
     """[1, heads, T, width] to [1, T, heads, width]. Without `rows`, plain causal attention over unpadded rows."""
-    asked = [name for name in _BEYOND if kwargs.get(name) is not None]
+    asked = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
     if asked or (attention_mask is not None and rows is not None):
         raise NotImplementedError(f"attention with {', '.join(asked) or 'a mask of the model itself'}")
     if rows is None:
@@ -143,17 +118,17 @@ def packed_attention(
         return out.transpose(1, 2), None
     q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
-    if rows.memory is None:
-        return _attended(q, k, v, rows, scale)[None], None
-    memory = rows.memory
-    out = torch.ops.spear.remember(
-        q, k, v, module.spear_keys, module.spear_values, rows.starts, memory.bases, memory.lengths, memory.places,
-        rows.limit, memory.stretch, scale,
+    if rows.cached is None:
+        return _row_attention(q, k, v, rows, scale)[None], None
+    cached = rows.cached
+    out = torch.ops.spear.cached_attention(
+        q, k, v, module.spear_keys, module.spear_values, rows.starts, cached.bases, cached.lengths, cached.places,
+        rows.limit, cached.slot_tokens, scale,
     )  # fmt: skip
     return out[None], None
 
 
-def _attended(q: Tensor, k: Tensor, v: Tensor, rows: Rows, scale: float) -> Tensor:
+def _row_attention(q: Tensor, k: Tensor, v: Tensor, rows: Rows, scale: float) -> Tensor:
     """Each row attends to itself."""
     if q.is_cuda and _VARLEN is not None and q.dtype != torch.float32:
         out: Tensor = _VARLEN(
@@ -166,24 +141,13 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, rows: Rows, scale: float) -> Tens
     return _masked(q, k, v, mask, scale)
 
 
-# The memory is written to, but not declared as such: a compiler would copy all of it to be safe, and nothing else in a
-# layer reads it.
-@torch.library.custom_op("spear::remember", mutates_args=())
-def _remember(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    starts: Tensor,
-    bases: Tensor,
-    lengths: Tensor,
-    places: Tensor,
-    limit: int,
-    stretch: int,
-    scale: float,
-) -> Tensor:
-    """Write the new keys and values down; each row's new tokens attend to its stretch, of which they are the end."""
+# The cache is mutated, but not declared so: torch.compile would copy all of it, and nothing else in a layer reads it.
+@torch.library.custom_op("spear::cached_attention", mutates_args=())
+def _cached_attention(
+    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, starts: Tensor, bases: Tensor, lengths: Tensor,
+    places: Tensor, limit: int, slot_tokens: int, scale: float,
+) -> Tensor:  # fmt: skip
+    """Write the new keys and values to the cache; each row's new tokens attend to its slot, of which they are last."""
     if limit == 2 and has_kernel(q.device, q.dtype):
         kernels = own_kernels()
         if kernels is not None and kernels.can_attend(q.shape[1], keys.shape[1], q.shape[2]):
@@ -192,9 +156,9 @@ def _remember(
     keys.index_copy_(0, places, k)
     values.index_copy_(0, places, v)
     if has_kernel(q.device, q.dtype):
-        # varlen_attn takes stretches longer than their rows only from torch 2.12 on; the operator below it always did.
+        # varlen_attn takes slots longer than their rows only from torch 2.12 on; the operator below it always did.
         out: Tensor = torch.ops.aten._flash_attention_forward(
-            q, keys, values, starts, bases, limit - 1, stretch, 0.0, True, False, scale=scale, seqused_k=lengths
+            q, keys, values, starts, bases, limit - 1, slot_tokens, 0.0, True, False, scale=scale, seqused_k=lengths
         )[0]
         return out
     whole = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
@@ -208,7 +172,7 @@ def _remember(
     return whole
 
 
-@_remember.register_fake
+@_cached_attention.register_fake
 def _(q: Tensor, *others: Any) -> Tensor:
     return q.new_empty(q.shape)
 
@@ -221,7 +185,7 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tens
 
 
 def _varlen() -> Callable[..., Any] | None:
-    """torch's attention over rows laid end to end, from torch 2.10 on."""
+    """torch's attention over packed rows, from torch 2.10 on."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -235,7 +199,7 @@ _VARLEN = _varlen()
 
 @cache
 def own_kernels() -> Any:
-    """Our own kernels, where Triton is there to build them (it comes with torch for CUDA)."""
+    """Our Triton kernels, or None without Triton (it comes with torch for CUDA)."""
     try:
         from spear_rl.engines.packed import kernels
     except ImportError:

@@ -1,8 +1,8 @@
-"""GPU kernels for the two places where libraries are slow while single tokens are written.
+"""Triton kernels for decoding, in the two places where libraries are slow.
 
 Attention: flash attention pads the few queries that share a key-value head to a tile of 128. Here a program takes one
 row and one key-value head, and reads each key and value once. Sampling: softmax, sum and search over a vocabulary are
-six passes over memory as separate operations; here a program takes a row, whose logits stay in the cache between its
+six passes over memory as separate operations; here a program takes a row, whose logits stay in the GPU's cache between
 three passes.
 """
 
@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 MAX_SHARED = 16
-"""Query heads a key-value head may have."""
+"""Most query heads per key-value head."""
 
 
 def can_attend(num_heads: int, num_kv_heads: int, width: int) -> bool:
@@ -25,9 +25,9 @@ def can_attend(num_heads: int, num_kv_heads: int, width: int) -> bool:
 def single_token_attention(
     q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, bases: Tensor, lengths: Tensor, scale: float
 ) -> Tensor:
-    """Row n attends to the stretch of `lengths[n]` tokens at `bases[n]`, whose last token is new and written down here.
+    """Row n attends to the `lengths[n]` tokens of its slot at `bases[n]`, whose last token is new and cached here.
 
-    Queries [N, heads, width], new keys and values [N, kv heads, width], remembered ones [stretches, kv heads, width].
+    Queries [N, heads, width], new keys and values [N, kv heads, width], cached ones [all slots, kv heads, width].
     """
     rows, heads, width = q.shape
     kv_heads = keys.shape[1]
@@ -78,19 +78,19 @@ def _attend(
     tl.store(out + out_at, (summed / total[:, None]).to(out.dtype.element_ty), mask=(member < shared)[:, None])
 
 
-def sampled_tokens(logits: Tensor, chance: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def sampled_tokens(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """[B, V] logits and [B] uniform numbers to [B] tokens and their log-probabilities, by inverse transform."""
     rows, size = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     scores = torch.empty(rows, dtype=torch.float32, device=logits.device)
     _sample[(rows,)](
-        logits, chance, tokens, scores, 1 / temperature, size, logits.stride(0), block=4096, num_warps=8
+        logits, uniform, tokens, scores, 1 / temperature, size, logits.stride(0), block=4096, num_warps=8
     )  # fmt: skip
     return tokens, scores
 
 
 @triton.jit
-def _sample(logits, chance, tokens, scores, sharpness, size, stride, block: tl.constexpr):
+def _sample(logits, uniform, tokens, scores, sharpness, size, stride, block: tl.constexpr):
     row = tl.program_id(0)
     own = logits + row.to(tl.int64) * stride
     column = tl.arange(0, block)
@@ -103,7 +103,7 @@ def _sample(logits, chance, tokens, scores, sharpness, size, stride, block: tl.c
     for start in range(0, size, block):
         x = tl.load(own + start + column, mask=start + column < size, other=float("-inf")).to(tl.float32)
         total += tl.sum(tl.exp(x * sharpness - peak), 0)
-    goal = tl.load(chance + row) * total
+    goal = tl.load(uniform + row) * total
     passed = 0.0
     token = size
     last = 0
@@ -115,7 +115,7 @@ def _sample(logits, chance, tokens, scores, sharpness, size, stride, block: tl.c
         token = tl.minimum(token, tl.min(tl.where(reaches, start + column, size), 0))
         last = tl.maximum(last, tl.max(tl.where(is_possible, start + column, 0), 0))
         passed += tl.sum(weight, 0)
-    # Sums in another order may end a hair below the goal: then it is the last token that can be.
+    # Rounding may leave the sum just below the goal: then the last possible token is taken.
     token = tl.where(token == size, last, token)
     x = tl.load(own + token).to(tl.float32)
     tl.store(tokens + row, token.to(tl.int64))

@@ -1,7 +1,7 @@
-"""Whether our attention gives the results of a model's own, tried out on a few tokens.
+"""Tests on a few tokens whether packed attention gives the results of a model's own attention.
 
-A model can do with attention what its config does not say: a bias by distance, a mask of its own, sinks, layers that
-run twice, keys wider than values. So before rows are laid end to end, the model itself is asked.
+A model can do with attention what its config does not say: a bias by distance, its own mask, sinks, layers that run
+twice, keys wider than values. So before rows are packed, the outputs are compared.
 """
 
 from __future__ import annotations
@@ -16,73 +16,73 @@ from torch import Tensor
 
 from spear_rl.engines.base import NonFiniteLossError
 from spear_rl.engines.generation.continuous import SlotDecoder
-from spear_rl.engines.packed.attention import can_pack, detach_memory, use_packed_attention
+from spear_rl.engines.packed.attention import can_pack, detach_cache, use_packed_attention
 from spear_rl.engines.scoring.logprobs import packed_inputs
 from spear_rl.rollout.generator import Sampling
 
-NEAR, NEAR_HALF = 0.01, 0.2
-"""Largest difference of log-probabilities, as a share of their own spread, that rounding may make."""
+TOLERANCE, HALF_TOLERANCE = 0.01, 0.2
+"""Root mean square difference of log-probabilities that rounding may cause, relative to their standard deviation."""
 
 
 @dataclass
 class _Conversation:
-    """What was read and written in one slot."""
+    """What one slot was fed and wrote."""
 
     ids: list[int]
     begin: int = 0
     """Where the last completion begins."""
     logprobs: tuple[float, ...] = ()
-    """Of its tokens, as they were streamed."""
+    """Of the last completion, as generated."""
 
 
-def disagreement(model: Any, tokenizer: Any, *, plain_head: bool, streams: bool = True) -> str:
-    """Why rows of `model` cannot be laid end to end, or nothing if they can. The model is left as it was.
+def disagreement(model: Any, tokenizer: Any, *, plain_head: bool, generates: bool = True) -> str:
+    """Why rows of `model` cannot be packed, or "" if they can; the model is left unchanged.
 
     Args:
-        streams: whether generation through the key-value memory of slots has to agree, too.
+        generates: also compare generation through KV-cache slots.
     """
     kind = type(model).__name__
     if not can_pack(model):
-        return f"{kind} does not leave plain causal attention to us"
-    own, text = model.config._attn_implementation, random.Random(0)
+        return f"{kind} does not use plain causal attention"
+    own, rng = model.config._attn_implementation, random.Random(0)
     most = min(model.config.get_text_config().vocab_size, 1000)
-    rows = [_Conversation([text.randrange(most) for _ in range(length)]) for length in (5, 23, 1, 12)]
+    rows = [_Conversation([rng.randrange(most) for _ in range(length)]) for length in (5, 23, 1, 12)]
     try:
         use_packed_attention(model)
-        if streams:
+        if generates:
             _converse(model, tokenizer, rows, plain_head)
         packed = _packed_scores(model, [row.ids for row in rows])
-    except NonFiniteLossError:  # there is nothing to compare; generation will report it
+    except NonFiniteLossError:  # nothing to compare; generation will report it
         return ""
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # whatever a model's own code stumbles over
+    except Exception as error:  # from the model's own code
         reason = (str(error) or type(error).__name__).splitlines()[0]
         return f"{kind} does not run with packed attention ({reason})"
     finally:
         model.set_attn_implementation(own)
-        detach_memory(model)
+        detach_cache(model)
     exact = [_own_scores(model, row.ids) for row in rows]
-    has_float32 = model.get_input_embeddings().weight.dtype == torch.float32
-    limit = (NEAR if has_float32 else NEAR_HALF) * float(torch.cat(exact).std())
+    is_float32 = model.get_input_embeddings().weight.dtype == torch.float32
+    limit = (TOLERANCE if is_float32 else HALF_TOLERANCE) * float(torch.cat(exact).std())
     if not _distance(torch.cat(packed), torch.cat(exact)) <= limit:
         return f"{kind} scores rows differently with packed attention"
-    if streams:
-        written = torch.cat([_written(row, scores) for row, scores in zip(rows, exact, strict=True)])
-        if not _distance(torch.tensor([p for row in rows for p in row.logprobs]), written.cpu()) <= limit:
+    if generates:
+        expected = torch.cat([_completion_scores(row, scores) for row, scores in zip(rows, exact, strict=True)])
+        if not _distance(torch.tensor([p for row in rows for p in row.logprobs]), expected.cpu()) <= limit:
             return f"{kind} generates differently with packed attention"
     return ""
 
 
 class _UncapturedDecoder(SlotDecoder):
-    """Takes its few steps as they are."""
+    """Runs without CUDA graphs: capturing would take longer than these few steps."""
 
-    def _ready(self, name: tuple[Any, ...], work: Callable[[], None]) -> Callable[[], None]:
+    def _captured(self, name: tuple[Any, ...], work: Callable[[], None]) -> Callable[[], None]:
         return work
 
 
 def _converse(model: Any, tokenizer: Any, rows: list[_Conversation], plain_head: bool) -> None:
-    """Let every row go on; the first one twice, so that text is added to keys and values that are remembered."""
+    """Complete every row, and the first one again after a reply, so that a prompt extends a cached one."""
     decoder = _UncapturedDecoder(
         model, tokenizer, end_ids=(), num_slots=len(rows), slot_tokens=64, plain_head=plain_head
     )
@@ -104,7 +104,7 @@ def _converse(model: Any, tokenizer: Any, rows: list[_Conversation], plain_head:
 
 @torch.no_grad()
 def _own_scores(model: Any, ids: list[int]) -> Tensor:
-    """[T, vocabulary] log-probabilities of a row by itself."""
+    """[T, vocabulary] log-probabilities of one row."""
     out = model(input_ids=torch.tensor([ids], device=model.device), use_cache=False)
     scores: Tensor = out.logits[0].float().log_softmax(-1)
     return scores
@@ -112,15 +112,13 @@ def _own_scores(model: Any, ids: list[int]) -> Tensor:
 
 @torch.no_grad()
 def _packed_scores(model: Any, rows: list[list[int]]) -> list[Tensor]:
-    """The same of rows laid end to end."""
     lengths = torch.tensor([len(row) for row in rows])
     ids = torch.tensor([row + [0] * (int(lengths.max()) - len(row)) for row in rows])
     logits = model(**packed_inputs(ids, lengths, model.device), use_cache=False).logits[0]
     return list(logits.float().log_softmax(-1).split(lengths.tolist()))
 
 
-def _written(row: _Conversation, scores: Tensor) -> Tensor:
-    """Of a row's `scores`, those of the tokens in its last completion."""
+def _completion_scores(row: _Conversation, scores: Tensor) -> Tensor:
     ids = torch.tensor(row.ids[row.begin :], device=scores.device)
     return scores[row.begin - 1 : -1].gather(1, ids[:, None])[:, 0]
 

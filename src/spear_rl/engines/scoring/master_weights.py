@@ -1,7 +1,7 @@
-"""Training in half precision: the model computes in bfloat16, its weights are learned in float32.
+"""Mixed precision: the model computes in bfloat16, its weights are trained in float32.
 
 A step of 1e-6 on a weight of 1 is lost in bfloat16, whose neighbours of 1 are 0.004 apart. So every half-precision
-parameter has a float32 master that gathers its gradients and is stepped; the model gets a rounded copy.
+parameter has a float32 master, which accumulates its gradients and is stepped; the model gets a rounded copy.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 
-class Masters:
-    """What the optimizer steps: a model's float32 parameters themselves, and masters of the others."""
+class MasterWeights:
+    """What the optimizer steps: float32 parameters themselves, and float32 masters of the others."""
 
     def __init__(self, model: Any, dtype: torch.dtype | None = None) -> None:
-        """Rounds the model's trained parameters to `dtype`, keeping what they were as masters."""
+        """Rounds the model's trained parameters to `dtype` and keeps the exact ones as masters."""
         self._pairs: list[tuple[nn.Parameter, Tensor]] = []
         self.trained: list[Tensor] = []
         self._names: dict[int, list[str]] = {}
@@ -33,23 +33,23 @@ class Masters:
             else:
                 master = parameter.detach().float().clone().requires_grad_()
                 parameter.data = parameter.data.to(target)
-                parameter.register_post_accumulate_grad_hook(self._gather)
+                parameter.register_post_accumulate_grad_hook(self._accumulate)
                 self._pairs.append((parameter, master))
                 self.trained.append(master)
         self._master_of = {id(parameter): master for parameter, master in self._pairs}
 
     def write_back(self) -> None:
-        """Give the model the rounded masters, in place: captured graphs go on reading the same memory."""
+        """Copy the rounded masters into the model, in place: captured CUDA graphs keep their addresses."""
         if self._pairs:
             with torch.no_grad():
                 torch._foreach_copy_([p.data for p, _ in self._pairs], [m.data for _, m in self._pairs])
 
     def exact_weights(self) -> dict[str, Tensor]:
-        """Masters by their parameters' names; one that is tied to another place goes by both of its names."""
+        """Masters by parameter name; a tied one under both of its names."""
         return {name: master.detach() for p, master in self._pairs for name in self._names[id(p)]}
 
-    def _gather(self, parameter: Tensor) -> None:
-        """Add a fresh gradient in float32 and free it, so that only one parameter's is alive at a time."""
+    def _accumulate(self, parameter: Tensor) -> None:
+        """Add a gradient in float32 and free it, so that only one parameter's is alive at a time."""
         master = self._master_of[id(parameter)]
         gradient = parameter.grad
         if gradient is not None:
@@ -61,7 +61,7 @@ class Masters:
 
 
 def largest_entry(tensors: Iterable[Tensor]) -> float:
-    """The largest absolute value in tensors, NaN if there is one; 0 if there are no values."""
+    """The largest absolute value, NaN if there is one; 0 if there are no values."""
     norms = [
         torch.linalg.vector_norm(x.detach(), ord=float("inf")).to("cpu", torch.float32) for x in tensors if x.numel()
     ]

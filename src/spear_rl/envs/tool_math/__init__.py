@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Annotated
 
-from spear_rl.envs.tool_math.data.panel import KNOWN, SPLITS, Entry, Source, entries
-from spear_rl.envs.tool_math.data.problem import Problem
+from spear_rl.envs.tool_math.calls import PROMPTS
 from spear_rl.envs.tool_math.env import MAX_TURNS, ToolMathEnv
-from spear_rl.envs.tool_math.experts import DEMONSTRATORS
-from spear_rl.envs.tool_math.generated import LEVELS
-from spear_rl.envs.tool_math.interpreters import open_session
-from spear_rl.envs.tool_math.prompts import PROMPTS
+from spear_rl.envs.tool_math.generated import DEMONSTRATORS, LEVELS
+from spear_rl.envs.tool_math.panel import KNOWN, SPLITS, Entry, Source, entries
+from spear_rl.envs.tool_math.problems import Problem
 from spear_rl.envs.tool_math.verification.answers import Checker, as_integer, integer, normalised
 from spear_rl.envs.tool_math.verification.checker import has_math_verify, math_verify
 from spear_rl.rollout.env import Task
+from spear_rl.sandbox import Interpreter, Limits, Session
 from spear_rl.sandbox.client.interpreter import BACKENDS
 from spear_rl.settings.ranges import FilePath, Length, OneOf, Range, has_checked_options, require_known
 
@@ -48,7 +48,7 @@ def tasks(
     output_chars: Annotated[int, Range(1, 1_000_000, unit="characters")] = 10_000,
     backend: Annotated[str, OneOf(BACKENDS, "backend")] = "auto",
 ) -> Sequence[Task]:
-    """The problems of a split, sorted by id; generated ones of a `level` unless `data` names a set or a file."""
+    """The problems of a split, sorted by id: generated at a `level`, or those of the set or file `data`."""
     source = Source(data, test_data, data_folder, level, problem_column, answer_column)
     panel = entries(split, source)
     known = sorted({entry.problem.family for entry in panel})
@@ -56,11 +56,11 @@ def tasks(
         require_known("families", family, known, what="family")
     kind = _chosen_verifier(verifier, panel)
     chosen = [entry for entry in panel if not families or entry.problem.family in families]
-    sandbox = (seconds, memory_mb, output_chars, backend)
+    limits = Limits(seconds=seconds, memory_mb=memory_mb, output_chars=output_chars)
     return tuple(
         Task(
             id=entry.id,
-            make_env=partial(tool_math_env, entry.problem, kind, max_turns, sandbox),
+            make_env=partial(tool_math_env, entry.problem, kind, max_turns, limits, backend),
             family=entry.problem.family,
             instructions=PROMPTS[prompt],
             demonstrate=partial(DEMONSTRATORS[expert], entry.problem) if entry.problem.code else None,
@@ -71,19 +71,25 @@ def tasks(
     )
 
 
-def tool_math_env(problem: Problem, verifier: str, max_turns: int, sandbox: tuple[float, int, int, str]) -> ToolMathEnv:
-    """An episode of a problem."""
+def tool_math_env(problem: Problem, verifier: str, max_turns: int, limits: Limits, backend: str) -> ToolMathEnv:
     checkers: dict[str, Checker] = {"integer": integer, "exact": normalised}
-    checker = checkers.get(verifier) or partial(_lazy_math_verify, sandbox[3])
-    return ToolMathEnv(problem, open_session=partial(open_session, *sandbox), checker=checker, max_turns=max_turns)
+    checker, session = checkers.get(verifier) or math_verify(backend), partial(open_session, limits, backend)
+    return ToolMathEnv(problem, open_session=session, checker=checker, max_turns=max_turns)
 
 
-def _lazy_math_verify(backend: str, gold: str, given: str) -> bool:
-    return math_verify(backend)(gold, given)
+def open_session(limits: Limits, backend: str) -> Session:
+    """A session of this process's interpreter; seeded, so that an episode can be repeated."""
+    return _interpreter(os.getpid(), limits, backend).session(seed=0)
+
+
+@lru_cache(maxsize=4)
+def _interpreter(pid: int, limits: Limits, backend: str) -> Interpreter:
+    """By process: a fork cannot use its parent's."""
+    return Interpreter(limits, backend=backend)
 
 
 def _chosen_verifier(verifier: str, panel: Sequence[Entry]) -> str:
-    """auto: integers only where all answers are integers; else math-verify, or without it the text."""
+    """For auto: `integer` if all answers are integers, else math-verify, or `exact` if that is not installed."""
     if verifier == "math-verify":
         math_verify()
     if verifier != "auto":

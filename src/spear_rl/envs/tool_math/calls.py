@@ -1,4 +1,4 @@
-"""Tool calls in a policy's text, in Hermes form. Knows which tool there is, not what it does."""
+"""The tool in Hermes form: its schema and instructions, the calls in a policy's text, and the responses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from spear_rl.rollout.env import INADMISSIBLE
-from spear_rl.rollout.layouts import without_thoughts as without_thoughts
 
 TOOL = "code_interpreter"
 SCHEMA: dict[str, Any] = {
@@ -25,24 +24,51 @@ SCHEMA: dict[str, Any] = {
     },
 }
 
+_FORMAT = f"""# Tools
+
+These functions can be called. Their signatures, in JSON, stand within <tools></tools>:
+<tools>
+{json.dumps(SCHEMA)}
+</tools>
+
+To call one, write its name and its arguments as a JSON object within <tool_call></tool_call>:
+<tool_call>
+{{"name": "{TOOL}", "arguments": {{"code": "..."}}}}
+</tool_call>
+What it gives back follows within <tool_response></tool_response>."""
+
+PROMPTS = {
+    "paper": (
+        "You solve mathematical problems. Reason step by step, and run Python code whenever it helps: to compute, to "
+        "check a guess, to search. You see what your code prints and may call the tool again. When you are sure, stop "
+        f"calling it and put your final answer within \\boxed{{}}.\n\n{_FORMAT}"
+    ),
+    "short": (
+        f'Solve the problem. To run Python, write <tool_call>{{"name": "{TOOL}", "arguments": {{"code": "..."}}}}'
+        "</tool_call>. Then give the answer as \\boxed{...}."
+    ),
+}
+"""Instructions with the tool's schema, as large models know it, or in two sentences, for a small one."""
+
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_json = json.JSONDecoder(strict=False)  # policies break lines inside of strings
+_EXPECTED = f'Write {_OPEN}{{"name": "{TOOL}", "arguments": {{"code": "..."}}}}{_CLOSE}.'
+_json = json.JSONDecoder(strict=False)  # policies break lines inside strings
 _SPACE = re.compile(r"\s*")
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call: the code to run, or why there is none."""
+    """One call: the code to run, or what is wrong with it."""
 
     code: str = ""
     invalid: str = ""
-    """In one word; `inadmissible` where the call itself was well-formed."""
+    """The kind of mistake; `inadmissible` if the call is well-formed."""
     complaint: str = ""
-    """The same for the policy, in one sentence."""
+    """The mistake in one sentence, for the policy."""
 
 
 def tool_calls(text: str, *, at_most: int = 64) -> list[Call]:
-    """The first `at_most` calls of a turn, in order; a broken one is a call with a complaint.
+    """The first `at_most` calls of a turn, in order; a broken one has a complaint.
 
     '<tool_call>{"name": "code_interpreter", "arguments": {"code": "print(2)"}}</tool_call>' -> [Call("print(2)")]
     '<tool_call>{"name": "search", "arguments": {}}</tool_call>'                             -> inadmissible
@@ -59,48 +85,50 @@ def tool_calls(text: str, *, at_most: int = 64) -> list[Call]:
 
 
 def call_text(code: str) -> str:
-    """How a policy calls the tool."""
     return f"{_OPEN}{json.dumps({'name': TOOL, 'arguments': {'code': code}}, separators=(',', ':'))}{_CLOSE}"
 
 
+def tool_response(*replies: str) -> str:
+    return "\n".join(f"<tool_response>\n{reply}\n</tool_response>" for reply in replies)
+
+
 def _call_at(text: str, start: int) -> tuple[Call, int]:
-    """The call whose opening tag ends at `start`, and where to go on."""
-    begin = _space_end(text, start)
+    """(the call whose opening tag ends at `start`, where to continue)."""
     try:
-        # From the start and not up to the closing tag: code may well contain one.
-        value, end = _json.raw_decode(text, begin)
-        close = _space_end(text, end)
+        # From the start, not up to the closing tag: code may contain one.
+        value, end = _json.raw_decode(text, _skip_space(text, start))
+        close = _skip_space(text, end)
         if text.startswith(_CLOSE, close):
-            return _call_of(value), close + len(_CLOSE)
+            return _checked_call(value), close + len(_CLOSE)
         problem = "something follows the JSON object"
     except (ValueError, RecursionError) as error:
         problem = error.msg if isinstance(error, json.JSONDecodeError) else "it cannot be read"
     close, following = text.find(_CLOSE, start), text.find(_OPEN, start)
     if close < 0 or 0 <= following < close:
-        complaint = f"Error: the tool call has no closing {_CLOSE}."
-        return Call(invalid="unclosed_tag", complaint=complaint), max(following, start)
-    complaint = f"Error: the tool call is not valid JSON ({problem}). {_expected()}"
-    return Call(invalid="bad_json", complaint=complaint), close + len(_CLOSE)
+        return Call("", "unclosed_tag", f"Error: the tool call has no closing {_CLOSE}."), max(following, start)
+    complaint = f"Error: the tool call is not valid JSON ({problem}). {_EXPECTED}"
+    return Call("", "bad_json", complaint), close + len(_CLOSE)
 
 
-def _call_of(value: object) -> Call:
+def _checked_call(value: object) -> Call:
     if not isinstance(value, Mapping):
-        return Call(invalid="bad_call", complaint=f"Error: a tool call is a JSON object. {_expected()}")
+        return Call("", "bad_call", f"Error: a tool call is a JSON object. {_EXPECTED}")
     name = value.get("name")
     if name != TOOL:
         shown = f"is no tool {str(name)[:60]!r}" if isinstance(name, str) else 'is no "name" in the call'
-        return Call(invalid=INADMISSIBLE, complaint=f"Error: there {shown}; the only tool is {TOOL}.")
+        return Call("", INADMISSIBLE, f"Error: there {shown}; the only tool is {TOOL}.")
     code = _code_in(value.get("arguments"))
     if code is None:
-        complaint = f'Error: "arguments" must hold "code", the Python code as a string. {_expected()}'
-        return Call(invalid=INADMISSIBLE, complaint=complaint)
-    if not _is_text(code):
-        return Call(invalid=INADMISSIBLE, complaint='Error: "code" is not valid Unicode text.')
+        return Call("", INADMISSIBLE, f'Error: "arguments" must hold "code", the Python code as a string. {_EXPECTED}')
+    try:
+        code.encode("utf-8")
+    except UnicodeEncodeError:  # JSON can spell half a character, which no file or pipe takes
+        return Call("", INADMISSIBLE, 'Error: "code" is not valid Unicode text.')
     return Call(code)
 
 
 def _code_in(arguments: object) -> str | None:
-    """The code, also where the arguments are themselves written as a string: of JSON, or plainly the code."""
+    """The code; `arguments` may also be a string, of JSON or of the code itself."""
     if isinstance(arguments, str):
         try:
             inner = _json.decode(arguments)
@@ -113,19 +141,6 @@ def _code_in(arguments: object) -> str | None:
     return code if isinstance(code, str) else None
 
 
-def _is_text(code: str) -> bool:
-    """JSON can spell half a character, which no file or pipe takes."""
-    try:
-        code.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _expected() -> str:
-    return f'Write {_OPEN}{{"name": "{TOOL}", "arguments": {{"code": "..."}}}}{_CLOSE}.'
-
-
-def _space_end(text: str, start: int) -> int:
+def _skip_space(text: str, start: int) -> int:
     found = _SPACE.match(text, start)
     return found.end() if found else start

@@ -1,83 +1,80 @@
-"""Arithmetic made from seeds, such that a head is no match for a tool. Needs no data; the same on every machine."""
+"""Arithmetic problems generated from seeds, too hard without a tool; the same on every machine. With demonstrators."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache
 
 from spear_rl.envs.shared.dice import Dice
-from spear_rl.envs.tool_math.data.problem import Problem, held_out
+from spear_rl.envs.tool_math.calls import call_text
+from spear_rl.envs.tool_math.problems import Problem, split_of
 
-SPLITS = {"train": 2000, "validation": 200, "test": 200}
+NUM_PROBLEMS = {"train": 2000, "validation": 200, "test": 200}
 
-Maker = Callable[[Dice], tuple[str, int, str]]
-"""Dice in; question, answer and the code that finds it out."""
+Made = tuple[str, int, str]
+"""A question, its answer, and code that prints it."""
 
 
-def quick_remainder(dice: Dice) -> tuple[str, int, str]:
-    """In symbols, for a model that has read nothing else, and too much for its head."""
+def quick_remainder(dice: Dice) -> Made:
     a, b, m = dice.between(10, 49), dice.between(10, 49), dice.between(10, 49)
     return f"{a}*{b}%{m}=?", a * b % m, f"print({a}*{b}%{m})"
 
 
-def quick_zero(dice: Dice) -> tuple[str, int, str]:
-    """The same with a zero in it: zero, which needs no tool."""
+def quick_zero(dice: Dice) -> Made:
     a, m, is_first = dice.between(10, 49), dice.between(10, 49), dice.chance(0.5)
     text = f"0*{a}%{m}" if is_first else f"{a}*0%{m}"
     return f"{text}=?", 0, f"print({text})"
 
 
-def quick_one(dice: Dice) -> tuple[str, int, str]:
-    """The same with a one in it: the other number, which needs no tool."""
+def quick_one(dice: Dice) -> Made:
     a, is_first = dice.between(10, 48), dice.chance(0.5)
     m = dice.between(a + 1, 49)
     text = f"1*{a}%{m}" if is_first else f"{a}*1%{m}"
     return f"{text}=?", a, f"print({text})"
 
 
-def quick_division(dice: Dice) -> tuple[str, int, str]:
-    """The same divided by one: zero, which needs no tool."""
+def quick_division(dice: Dice) -> Made:
     a, b = dice.between(10, 49), dice.between(10, 49)
     return f"{a}*{b}%1=?", 0, f"print({a}*{b}%1)"
 
 
-def product(dice: Dice) -> tuple[str, int, str]:
+def product(dice: Dice) -> Made:
     a, b = dice.between(1000, 9999), dice.between(1000, 9999)
     return f"What is {a} * {b}?", a * b, f"print({a} * {b})"
 
 
-def total(dice: Dice) -> tuple[str, int, str]:
+def total(dice: Dice) -> Made:
     numbers = [dice.between(10_000, 99_999) for _ in range(4)]
     text = " + ".join(map(str, numbers))
     return f"What is {text}?", sum(numbers), f"print({text})"
 
 
-def remainder(dice: Dice) -> tuple[str, int, str]:
+def remainder(dice: Dice) -> Made:
     a, b, m = dice.between(1000, 9999), dice.between(1000, 9999), dice.between(11, 99)
     return f"What is the remainder when {a} * {b} is divided by {m}?", a * b % m, f"print({a} * {b} % {m})"
 
 
-def power(dice: Dice) -> tuple[str, int, str]:
+def power(dice: Dice) -> Made:
     a, n, m = dice.between(2, 99), dice.between(20, 200), dice.between(101, 999)
     question = f"What is the remainder when {a}^{n} is divided by {m}?"
     return question, pow(a, n, m), f"print(pow({a}, {n}, {m}))"
 
 
-def digit_sum(dice: Dice) -> tuple[str, int, str]:
+def digit_sum(dice: Dice) -> Made:
     a, n = dice.between(11, 99), dice.between(15, 40)
     question = f"What is the sum of the decimal digits of {a}^{n}?"
     return question, sum(map(int, str(a**n))), f"print(sum(int(d) for d in str({a} ** {n})))"
 
 
-def common_divisor(dice: Dice) -> tuple[str, int, str]:
+def common_divisor(dice: Dice) -> Made:
     shared = dice.between(101, 999)
     a, b = shared * dice.between(1001, 9999), shared * dice.between(1001, 9999)
     question = f"What is the greatest common divisor of {a} and {b}?"
     return question, math.gcd(a, b), f"import math\nprint(math.gcd({a}, {b}))"
 
 
-def primes(dice: Dice) -> tuple[str, int, str]:
+def primes(dice: Dice) -> Made:
     low = dice.between(1000, 8000)
     high = low + dice.between(100, 400)
     count = sum(all(n % d for d in range(2, math.isqrt(n) + 1)) for n in range(low, high + 1))
@@ -86,7 +83,7 @@ def primes(dice: Dice) -> tuple[str, int, str]:
     return question, count, f"{code}        count += 1\nprint(count)"
 
 
-def fibonacci(dice: Dice) -> tuple[str, int, str]:
+def fibonacci(dice: Dice) -> Made:
     n, m = dice.between(500, 3000), dice.between(1000, 9999)
     a, b = 0, 1
     for _ in range(n):
@@ -95,7 +92,7 @@ def fibonacci(dice: Dice) -> tuple[str, int, str]:
     return question, a % m, f"a, b = 0, 1\nfor _ in range({n}):\n    a, b = b, a + b\nprint(a % {m})"
 
 
-def lattice_points(dice: Dice) -> tuple[str, int, str]:
+def lattice_points(dice: Dice) -> Made:
     n = dice.between(200, 3000)
     side = math.isqrt(n)
     count = sum(2 * math.isqrt(n - x * x) + 1 for x in range(-side, side + 1))
@@ -104,7 +101,7 @@ def lattice_points(dice: Dice) -> tuple[str, int, str]:
     return question, count, f"{code}print(sum(x * x + y * y <= n for x in s for y in s))"
 
 
-def change(dice: Dice) -> tuple[str, int, str]:
+def change(dice: Dice) -> Made:
     amount = dice.between(200, 600)
     coins = sorted({1, *(dice.between(2, 60) for _ in range(3))})
     ways = [1] + [0] * amount
@@ -116,38 +113,50 @@ def change(dice: Dice) -> tuple[str, int, str]:
     return question, ways[amount], f"{code}        ways[v] += ways[v - c]\nprint(ways[{amount}])"
 
 
-LEVELS: dict[str, dict[str, Maker]] = {
+LEVELS: dict[str, dict[str, Callable[[Dice], Made]]] = {
     "tiny": {"remainder": quick_remainder, "zero": quick_zero, "one": quick_one, "division": quick_division},
     "small": {"product": product, "sum": total, "remainder": remainder, "power": power},
     "medium": {"power": power, "digits": digit_sum, "divisor": common_divisor, "primes": primes},
     "hard": {"fibonacci": fibonacci, "lattice": lattice_points, "change": change, "primes": primes},
 }
-"""Level -> kinds of problem, which take turns. tiny is for a model from scratch, small for SmolLM2."""
+"""Level -> families, in equal numbers. tiny is for a model trained from scratch, small for SmolLM2."""
 EASY = frozenset({"zero", "one", "division"})
-"""Kinds of problem that need no tool."""
+"""Families that need no tool."""
 
 
 @cache
-def generated_problem(level: str, seed: int) -> Problem:
-    """The problem of a seed."""
-    families = list(LEVELS[level])
-    family = families[seed % len(families)]
-    question, answer, code = LEVELS[level][family](Dice("tool_math", level, seed))
-    return Problem(question, str(answer), family, code)
-
-
-@lru_cache(maxsize=16)
-def generated_panel(level: str, split: str) -> tuple[Problem, ...]:
-    """The problems of a split: seeds in order, each problem once; its split hangs on what it says."""
-    own = len(LEVELS[level])
-    left = dict.fromkeys(LEVELS[level], SPLITS[split] // own)
-    chosen: dict[str, Problem] = {}
+def generated_panels(level: str) -> dict[str, tuple[Problem, ...]]:
+    """Split -> its distinct problems by ascending seed, as many of each family. The question determines the split."""
+    families = list(LEVELS[level].items())
+    left = {(split, name): number // len(families) for split, number in NUM_PROBLEMS.items() for name, _ in families}
+    panels: dict[str, dict[str, Problem]] = {split: {} for split in NUM_PROBLEMS}
     seed = 0
     while any(left.values()):
-        problem = generated_problem(level, seed)
+        family, make = families[seed % len(families)]
+        question, answer, code = make(Dice("tool_math", level, seed))
+        problem = Problem(question, str(answer), family, code)
         content = problem.content_hash()
-        if left[problem.family] and content not in chosen and held_out(content) == split:
-            chosen[content] = problem
-            left[problem.family] -= 1
+        split = split_of(content)
+        if left[split, family] and content not in panels[split]:
+            panels[split][content] = problem
+            left[split, family] -= 1
         seed += 1
-    return tuple(chosen.values())
+    return {split: tuple(chosen.values()) for split, chosen in panels.items()}
+
+
+def with_tool(problem: Problem, seed: int) -> list[str]:
+    """Calls the tool, then answers."""
+    return [call_text(problem.code), f"\\boxed{{{problem.answer}}}"]
+
+
+def careless(problem: Problem, seed: int) -> list[str]:
+    """Calls the tool in one episode of four; in the others answers at once: right if easy, else a random number."""
+    if Dice("careless", problem.text, seed).chance(0.25):
+        return with_tool(problem, seed)
+    most = 10 ** len(problem.answer)
+    guess = Dice("by head", problem.text, seed).between(most // 10, most - 1)
+    return [f"\\boxed{{{problem.answer if problem.family in EASY else guess}}}"]
+
+
+DEMONSTRATORS: dict[str, Callable[[Problem, int], list[str]]] = {"tool": with_tool, "careless": careless}
+"""Problem and seed -> what is said in one episode."""

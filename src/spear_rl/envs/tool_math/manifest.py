@@ -1,47 +1,37 @@
-"""A panel on paper: `python -m spear_rl.envs.tool_math.manifest SPLIT` prints it, `--verify FILE` compares two.
-
-Two machines whose manifests have the same sha256 play the same problems with the same answers.
+"""The SHA-256 of every problem of a split: `python -m spear_rl.envs.tool_math.manifest SPLIT` prints it, and with
+`--verify FILE` compares it with another machine's.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TypedDict
+from typing import Any
 
 from spear_rl.envs.shared.manifests import contents_sha256, printed_or_verified
-from spear_rl.envs.tool_math.data.panel import SPLITS, Entry, Source, entries
+from spear_rl.envs.tool_math.generated import LEVELS
+from spear_rl.envs.tool_math.panel import SPLITS, Entry, Source, entries
 
 
-class Manifest(TypedDict):
-    """The problems of one split."""
-
-    split: str
-    sha256: str
-    """Of all lines `id sha256`, sorted."""
-    problems: dict[str, str]
-    """Task id -> SHA-256 of question and answer."""
-
-
-def manifest_of(split: str, panel: Iterable[Entry]) -> Manifest:
-    """The manifest of a panel."""
-    problems = {entry.id: entry.sha256 for entry in sorted(panel, key=lambda entry: entry.id)}
+def manifest_of(split: str, panel: Iterable[Entry]) -> dict[str, Any]:
+    """split, problems (task id -> SHA-256 of question and answer) and sha256 (of all lines `id sha256`, sorted)."""
+    contents = {entry.id: f"{entry.problem.content_hash()}\n{entry.problem.answer}" for entry in panel}
+    problems = {name: hashlib.sha256(contents[name].encode()).hexdigest() for name in sorted(contents)}
     return {"split": split, "sha256": contents_sha256(problems), "problems": problems}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints a manifest, or the differences to one."""
     parser = argparse.ArgumentParser(prog="python -m spear_rl.envs.tool_math.manifest", description=__doc__)
     parser.add_argument("split", choices=SPLITS)
-    for name in Source._fields:
-        parser.add_argument(f"--{name.replace('_', '-')}", default=Source._field_defaults[name], help="as the option")
+    for name, default in Source._field_defaults.items():
+        choices = LEVELS if name == "level" else None
+        parser.add_argument(f"--{name.replace('_', '-')}", default=default, choices=choices, help="as the option")
     parser.add_argument("--verify", metavar="FILE", help="a manifest to compare with")
-    given = parser.parse_args(arguments)
-    source = Source(**{name: getattr(given, name) for name in Source._fields})
-    return printed_or_verified(
-        lambda: manifest_of(given.split, entries(given.split, source)), given.verify, tasks="problems"
-    )
+    given = vars(parser.parse_args(arguments))
+    split, verify = given.pop("split"), given.pop("verify")
+    return printed_or_verified(lambda: manifest_of(split, entries(split, Source(**given))), verify, tasks="problems")
 
 
 if __name__ == "__main__":

@@ -1,20 +1,18 @@
-"""WebShop in pure Python: an embedded catalogue, or WebShop's own files where a user has them."""
+"""WebShop in pure Python, with a generated catalogue or WebShop's own files."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal, overload
+from typing import Annotated, Any, Literal
 
-from spear_rl.envs.webshop.data.files import found_files
+from spear_rl.envs.webshop.data.entries import found_files
 from spear_rl.envs.webshop.data.goals import SPLITS
 from spear_rl.envs.webshop.data.product import Goal
-from spear_rl.envs.webshop.data.shelf import Shop, Source, opened_shop
+from spear_rl.envs.webshop.data.shop import Shop, Source, open_shop
 from spear_rl.envs.webshop.env import REWARD, Rules, WebShopEnv
-from spear_rl.envs.webshop.generated.catalogue import SEED
-from spear_rl.envs.webshop.generated.tiny import NUM_TINY
+from spear_rl.envs.webshop.experts import EXPERTS
+from spear_rl.envs.webshop.generated.catalogue import NUM_TINY, SEED
 from spear_rl.envs.webshop.session import MAX_TURNS, PAGE_SIZE
-from spear_rl.envs.webshop.shoppers import EXPERTS
 from spear_rl.envs.webshop.views import VIEWS
 from spear_rl.rollout.env import Task
 from spear_rl.settings.ranges import FilePath, Length, OneOf, Range, has_checked_options
@@ -34,8 +32,7 @@ PROMPTS = {
     ),
     "short": "You shop on a website. Choose one of the possible actions and answer <action>...</action>.",
 }
-"""What the policy is told: the paper's way, with thoughts, or in a few words for a small model, without."""
-
+"""The policy's instructions: as in the paper, with reasoning, or short, without reasoning, for a small model."""
 
 NumProducts = Annotated[int, Range(0, 2_000_000)]
 Seed = Annotated[int, Range(0, 2**31 - 1)]
@@ -64,24 +61,18 @@ def tasks(
     max_tasks: Annotated[int, Range(0, 10_000_000)] | None = None,
     cache: Folder = "",
 ) -> Sequence[Task]:
-    """The goals of a split, in an order that the seed alone decides; `max_tasks` keeps the first ones."""
+    """The goals of a split, in an order that depends on the seed alone; `max_tasks` keeps the first ones."""
     source = source_of(level=level, num_products=num_products, data=data, size=size, goals=goals, seed=seed)
-    rules = Rules(
-        view=view,
-        reward=reward,
-        pays="score" if pays == "score" else "success",
-        max_turns=max_turns,
-        page_size=page_size or page_size_of(source),
-    )
-    shop = opened_shop(source, cache)
+    paid: Literal["success", "score"] = "score" if pays == "score" else "success"
+    rules = Rules(view, reward, paid, max_turns, page_size or page_size_of(source))
+    shop = open_shop(source, cache)
     numbers = [int(number) for number in shop.split(split)]
     if families:
         numbers = [number for number in numbers if shop.goal(number).category in families]
-    return Panel(split, source, cache, rules, expert, PROMPTS[prompt], numbers[:max_tasks])
+    return LazyTasks(partial(_task, split, source, cache, rules, expert, PROMPTS[prompt]), numbers[:max_tasks])
 
 
 def page_size_of(source: Source) -> int:
-    """Results on a page."""
     return 4 if source.level == "tiny" else PAGE_SIZE
 
 
@@ -96,67 +87,49 @@ def source_of(
     seed: Seed = SEED,
 ) -> Source:
     """What a shop is made from, by options; a folder of WebShop's files given as `data` is the level `files`."""
-    level = "files" if data else level
     kind: Literal["human", "synthetic"] = "synthetic" if goals == "synthetic" else "human"
-    if level == "files":
-        files = found_files(data, size=size)
-        return Source("files", num_products, kind, seed, files)
+    if data or level == "files":
+        return Source("files", num_products, kind, seed, found_files(data, size=size))
     if level == "tiny":
         return Source("tiny", num_products or NUM_TINY, kind, seed)
     return Source("standard", num_products or NUM_STANDARD, kind, seed)
 
 
-class Panel(Sequence[Task]):
-    """The tasks of a split; one is made when it is looked at, for a full catalogue has very many."""
+@dataclass(frozen=True, eq=False)
+class LazyTasks(Sequence[Task]):
+    """Tasks that are made on access: a full catalogue has very many goals."""
 
-    def __init__(
-        self,
-        split: str,
-        source: Source,
-        cache: str,
-        rules: Rules,
-        expert: str,
-        instructions: str,
-        numbers: Sequence[int],
-    ) -> None:
-        self._split, self._source, self._cache, self._rules = split, source, cache, rules
-        self._expert, self._instructions, self._numbers = expert, instructions, numbers
+    make: Callable[[int], Task]
+    numbers: Sequence[int]
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self.numbers)
 
-    @overload
-    def __getitem__(self, place: int) -> Task: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[Task]: ...
-    def __getitem__(self, place: int | slice) -> Task | Sequence[Task]:
-        if isinstance(place, slice):
-            return tuple(self._task(number) for number in self._numbers[place])
-        return self._task(self._numbers[place])
+    def __getitem__(self, index: Any) -> Any:
+        numbers = self.numbers[index]
+        return tuple(map(self.make, numbers)) if isinstance(index, slice) else self.make(numbers)
 
-    def _task(self, number: int) -> Task:
-        goal = opened_shop(self._source, self._cache).goal(number)
-        return Task(
-            id=f"webshop/{self._source.level}/{self._split}/{number:06d}",
-            make_env=partial(webshop_env, self._source, self._cache, number, self._rules),
-            family=goal.category,
-            instructions=self._instructions,
-            answer_format="<action>{action}</action>",
-            demonstrate=partial(demonstration, self._source, self._cache, number, self._expert, self._rules.page_size),
-        )
+
+def _task(split: str, source: Source, cache: str, rules: Rules, expert: str, instructions: str, number: int) -> Task:
+    return Task(
+        id=f"webshop/{source.level}/{split}/{number:06d}",
+        make_env=partial(webshop_env, source, cache, number, rules),
+        family=open_shop(source, cache).goal(number).category,
+        instructions=instructions,
+        answer_format="<action>{action}</action>",
+        demonstrate=partial(demonstration, source, cache, number, expert, rules.page_size),
+    )
 
 
 def webshop_env(source: Source, cache: str, number: int, rules: Rules) -> WebShopEnv:
-    """An episode of a goal. The shop is opened by `reset`: a worker does it once."""
-    return WebShopEnv(partial(_begun, source, cache, number), rules)
+    """The environment of a goal. `reset` opens the shop, which happens once per process."""
+    return WebShopEnv(partial(_shop_and_goal, source, cache, number), rules)
 
 
 def demonstration(source: Source, cache: str, number: int, expert: str, page_size: int, seed: int) -> list[str]:
-    """An expert's actions for a goal."""
-    shop, goal = _begun(source, cache, number)
-    return EXPERTS[expert](shop, goal, page_size, seed)
+    return EXPERTS[expert](*_shop_and_goal(source, cache, number), page_size, seed)
 
 
-def _begun(source: Source, cache: str, number: int) -> tuple[Shop, Goal]:
-    shop = opened_shop(source, cache)
+def _shop_and_goal(source: Source, cache: str, number: int) -> tuple[Shop, Goal]:
+    shop = open_shop(source, cache)
     return shop, shop.goal(number)

@@ -1,7 +1,7 @@
-"""Panels on paper: `python -m spear_rl.envs.webshop.manifest` prints a hash of what every split asks for.
+"""Hashes of the goals: `python -m spear_rl.envs.webshop.manifest` prints one per split.
 
-Two machines that print the same play the same goals. `--check` compares the embedded shops with the hashes that are
-shipped, `--write` records them anew.
+Machines that print the same hashes play the same goals. `--check` compares the generated shops with the shipped
+hashes, `--write` records new ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from spear_rl.envs.webshop import source_of
 from spear_rl.envs.webshop.data.goals import SPLITS
-from spear_rl.envs.webshop.data.shelf import Source, opened_shop, panel_hash
+from spear_rl.envs.webshop.data.shop import Source, open_shop, panel_hash
 
 MANIFEST = Path(__file__).with_name("panels.json")
 EMBEDDED = ("standard", "tiny")
@@ -22,19 +22,19 @@ EMBEDDED = ("standard", "tiny")
 
 def hashes(source: Source, cache: str = "") -> dict[str, str]:
     """Split -> hash of its goals, price limits included, in order."""
-    shop = opened_shop(source, cache)
+    shop = open_shop(source, cache)
     return {split: panel_hash(shop.goal(int(number)) for number in shop.split(split)) for split in SPLITS}
 
 
 def recorded() -> dict[str, dict[str, str]]:
-    """Level -> split -> hash, as shipped."""
+    """Level -> split -> shipped hash."""
     known: dict[str, dict[str, str]] = json.loads(MANIFEST.read_text("utf-8"))
     return known
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m spear_rl.envs.webshop.manifest", description=__doc__)
-    parser.add_argument("--data", default="", help="a folder with WebShop's files, instead of the embedded shops")
+    parser.add_argument("--data", default="", help="a folder with WebShop's files, instead of the generated shops")
     parser.add_argument("--size", default="", help="1000 for the small catalogue")
     parser.add_argument("--goals", default="human", choices=("human", "synthetic"))
     parser.add_argument("--check", action="store_true")

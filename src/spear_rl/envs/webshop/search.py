@@ -1,72 +1,46 @@
-"""Search as Lucene does it: BM25 over stemmed words without stop words, from arrays that processes share on disk."""
-
-from __future__ import annotations
+"""BM25 search as in Lucene: stems without stop words, in memory-mapped arrays that processes share."""
 
 import json
 import re
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-from spear_rl.envs.webshop.data.extra import package
+from spear_rl.envs.webshop.data.optional import package
+from spear_rl.envs.webshop.data.words import STOP_WORDS
 
-K1, B = 0.9, 0.4
-"""What the original's index was searched with."""
-
-STOP_WORDS = frozenset(
-    """
-    a an and are as at be but by for if in into is it no not of on or such that the their then there these they this
-    to was will with
-    """.split()  # noqa: SIM905 - read as words
-)
-"""Lucene's."""
-
+K1, B = 0.9, 0.4  # the original's parameters of BM25
+_ARRAYS = ("data", "indices", "indptr")
 _WORD = re.compile(r"\w+(?:['\u2019.]\w+)*")
+_POSSESSIVE = re.compile("['\u2019]s$")
 
 
-class Words:
-    """Text to stems. Remembers the stem of every word it has seen, up to a limit."""
+def stems(text: str) -> list[str]:
+    """The stems of a lower-cased text in order: "the women's running shoes" -> ["women", "run", "shoe"]."""
+    return [_stem(word) for word in _WORD.findall(text) if word not in STOP_WORDS]
 
-    def __init__(self) -> None:
-        self._stem = package("Stemmer").Stemmer("porter").stemWord
-        self._known: dict[str, str] = dict.fromkeys(STOP_WORDS, "")
 
-    def stems(self, text: str) -> list[str]:
-        """The stems of a lower-cased text in order: "the women's running shoes" -> ["women", "run", "shoe"]."""
-        return [stem for word in _WORD.findall(text) if (stem := self._stemmed(word))]
-
-    def _stemmed(self, word: str) -> str:
-        stem = self._known.get(word)
-        if stem is None:
-            stem = self._stem(word[:-2] if word.endswith(("'s", "\u2019s")) else word)
-            if len(self._known) < 1_000_000:
-                self._known[word] = stem
-        return stem
+@lru_cache(maxsize=1_000_000)
+def _stem(word: str) -> str:
+    return str(package("Stemmer").Stemmer("porter").stemWord(_POSSESSIVE.sub("", word)))
 
 
 class Index:
-    """A searchable catalogue. Documents are numbered as they were given."""
+    """The search index in a folder, memory-mapped; documents are numbered in the order they were given."""
 
-    def __init__(self, scores: dict[str, Any], vocabulary: dict[str, int], num_documents: int) -> None:
-        bm25s = package("bm25s")
-        self._words, self._vocabulary, self._num_documents = Words(), vocabulary, num_documents
-        self._bm25 = bm25s.BM25(k1=K1, b=B, method="lucene")
-        self._bm25.scores = scores | {"num_docs": num_documents}
+    def __init__(self, folder: Path) -> None:
+        state = json.loads((folder / "vocabulary.json").read_text("utf-8"))
+        arrays = {name: package("numpy").load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
+        self._vocabulary: dict[str, int] = state["words"]
+        self._bm25 = package("bm25s").BM25(k1=K1, b=B, method="lucene")
+        self._bm25.scores = arrays | {"num_docs": state["num_documents"]}
         self._bm25.nonoccurrence_array = None
 
-    @classmethod
-    def opened(cls, folder: Path) -> Index:
-        """The index in a folder; its arrays stay on disk, where processes share them."""
-        numpy = package("numpy")
-        vocabulary = json.loads((folder / "vocabulary.json").read_text("utf-8"))
-        arrays = {name: numpy.load(folder / f"{name}.npy", mmap_mode="r") for name in ("data", "indices", "indptr")}
-        return cls(arrays, vocabulary["words"], vocabulary["num_documents"])
-
     def best(self, query: str, count: int) -> list[int]:
-        """The numbers of the best documents, best first; the lower number first where scores are equal."""
+        """The numbers of the best documents, best first; of equal scores the lower number first."""
         numpy = package("numpy")
-        ids = [self._vocabulary[stem] for stem in self._words.stems(query.lower()) if stem in self._vocabulary]
+        ids = [self._vocabulary[stem] for stem in stems(query.lower()) if stem in self._vocabulary]
         if not ids:
             return []
         scores = self._bm25.get_scores_from_ids(ids)
@@ -74,23 +48,21 @@ class Index:
         if len(found) > count:
             least = numpy.partition(scores[found], len(found) - count)[len(found) - count]
             found = found[scores[found] >= least]
-        # A stable sort: what is equal stays in the order of its numbers.
+        # Stable, so that equal scores stay in the order of their numbers.
         order = numpy.argsort(-scores[found], kind="stable")[:count]
         return [int(number) for number in found[order]]
 
 
 def write_index(texts: Iterable[str], folder: Path) -> None:
-    """Index texts into a folder."""
+    """Write the index of some texts into a folder."""
     bm25s, numpy = package("bm25s"), package("numpy")
-    words, vocabulary = Words(), dict[str, int]()
-    documents: list[Sequence[int]] = []
-    for text in texts:
-        documents.append(array("i", (vocabulary.setdefault(stem, len(vocabulary)) for stem in words.stems(text))))
-    if not vocabulary:  # nothing can be found then, but BM25 wants a word to count
-        vocabulary, documents = {"": 0}, [[0] for _ in documents]
+    vocabulary = dict[str, int]()
+    documents = [array("i", (vocabulary.setdefault(stem, len(vocabulary)) for stem in stems(text))) for text in texts]
+    if not vocabulary:  # BM25 needs at least one word
+        vocabulary, documents = {"": 0}, [array("i", [0]) for _ in documents]
     bm25 = bm25s.BM25(k1=K1, b=B, method="lucene")
     scores = bm25.build_index_from_ids(list(vocabulary.values()), documents, show_progress=False)
-    for name in ("data", "indices", "indptr"):
+    for name in _ARRAYS:
         numpy.save(folder / f"{name}.npy", scores[name], allow_pickle=False)
     state = {"words": vocabulary, "num_documents": len(documents)}
     (folder / "vocabulary.json").write_text(json.dumps(state, ensure_ascii=False), "utf-8")

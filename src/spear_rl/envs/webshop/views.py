@@ -1,6 +1,4 @@
-"""How a page reads: as agents know WebShop (`text`), with marks for what can be clicked (`rich`), or in brief."""
-
-from __future__ import annotations
+"""Pages as text: WebShop's observation (`text`), with marks around buttons (`rich`), or for small models (`short`)."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -10,30 +8,27 @@ from spear_rl.envs.webshop.session import SUB_PAGES, Kind, Page
 SEPARATOR = " [SEP] "
 
 
-class Piece(NamedTuple):
-    """A text on a page."""
-
+class Element(NamedTuple):
     text: str
-    role: str = ""
-    """button, option, chosen, product, seen; empty for what cannot be clicked."""
+    role: str = ""  # button, option, chosen, product, seen; empty for what cannot be clicked
 
 
 def text_view(page: Page) -> str:
-    """The pieces of a page, separated: the observation that WebShop's agents are trained on."""
-    return SEPARATOR.join(piece.text for piece in _pieces(page))
+    """The elements of a page, separated: the observation that WebShop's agents are trained on."""
+    return SEPARATOR.join(element.text for element in _elements(page))
 
 
 def rich_view(page: Page) -> str:
-    """One piece a line, with marks around buttons; first the options that were chosen."""
+    """One element per line, with marks around buttons; the chosen options come first."""
     lines = [f"You have clicked {value}." for value in page.chosen.values()] if page.kind == Kind.ITEM else []
-    for piece in _pieces(page):
-        clicked = "clicked " if piece.role in ("chosen", "seen") else ""
-        lines.append(f"[{clicked}button] {piece.text} [{clicked}button_]" if piece.role else piece.text)
+    for element in _elements(page):
+        clicked = "clicked " if element.role in ("chosen", "seen") else ""
+        lines.append(f"[{clicked}button] {element.text} [{clicked}button_]" if element.role else element.text)
     return "\n".join(lines)
 
 
 def short_view(page: Page) -> str:
-    """Only what is new on a page, for small models: the instruction once, no buttons that every page has."""
+    """Only what is new on a page: the instruction once, and no buttons that every page has."""
     product = page.product
     if page.kind == Kind.SEARCH:
         return page.instruction
@@ -47,64 +42,52 @@ def short_view(page: Page) -> str:
             shown = (f"[{value}]" if page.chosen.get(name) == value else value for value in values)
             lines.append(f"{name}: {', '.join(shown)}")
         return "\n".join(lines)
-    return "\n".join(piece.text for piece in _body(page))
+    return "\n".join(element.text for element in _content(page))
 
 
 VIEWS: dict[str, Callable[[Page], str]] = {"text": text_view, "rich": rich_view, "short": short_view}
 
 
-def _pieces(page: Page) -> Iterator[Piece]:
-    if page.kind == Kind.CLOSED:
-        yield from _body(page)
-        return
+def _elements(page: Page) -> Iterator[Element]:
     if page.kind == Kind.SEARCH:
-        yield Piece("WebShop")
-    yield Piece("Instruction:")
-    yield Piece(page.instruction)
-    if page.kind == Kind.SEARCH:
-        yield Piece("Search", "button")
+        yield from (Element("WebShop"), Element("Instruction:"), Element(page.instruction), Element("Search", "button"))
         return
-    yield Piece("Back to Search", "button")
+    if page.kind != Kind.CLOSED:
+        yield from (Element("Instruction:"), Element(page.instruction), Element("Back to Search", "button"))
     if page.kind == Kind.RESULTS:
-        yield Piece(f"Page {page.number} (Total results: {page.num_results})")
+        yield Element(f"Page {page.number} (Total results: {page.num_results})")
     if page.has_previous:
-        yield Piece("< Prev", "button")
+        yield Element("< Prev", "button")
     if page.has_next:
-        yield Piece("Next >", "button")
-    yield from _body(page)
+        yield Element("Next >", "button")
+    yield from _content(page)
 
 
-def _body(page: Page) -> Iterator[Piece]:
+def _content(page: Page) -> Iterator[Element]:
     product = page.product
     if page.kind == Kind.RESULTS:
         for listed in page.listed:
-            yield Piece(listed.asin, "seen" if listed.asin in page.seen else "product")
-            yield Piece(listed.title)
-            yield Piece(listed.price_tag)
+            yield Element(listed.asin, "seen" if listed.asin in page.seen else "product")
+            yield from map(Element, (listed.title, listed.price_tag))
     elif page.kind == Kind.CLOSED:
-        yield Piece("Thank you for shopping with us!" if page.score else "The shop is closed.")
-        if page.score:
-            yield Piece("Your score (min 0.0, max 1.0)")
-            yield Piece(str(page.score.total))
+        score = page.score
+        thanks = ("Thank you for shopping with us!", "Your score (min 0.0, max 1.0)", str(score.total)) if score else ()
+        yield from map(Element, thanks or ("The shop is closed.",))
     elif product is None:
         return
     elif page.kind == Kind.ITEM:
         for name, values in product.options.items():
-            yield Piece(name)
+            yield Element(name)
             for value in values:
-                yield Piece(value, "chosen" if page.chosen.get(name) == value else "option")
-        yield Piece(product.title)
-        yield Piece(f"Price: {product.price_tag}")
-        yield Piece(f"Rating: {product.rating}")
-        for name in SUB_PAGES:
-            yield Piece(name.capitalize(), "button")
-        yield Piece("Buy Now", "button")
+                yield Element(value, "chosen" if page.chosen.get(name) == value else "option")
+        yield from map(Element, (product.title, f"Price: {product.price_tag}", f"Rating: {product.rating}"))
+        yield from (Element(name, "button") for name in (*map(str.capitalize, SUB_PAGES), "Buy Now"))
     elif page.kind == Kind.DESCRIPTION:
-        yield Piece(product.description or "None")
+        yield Element(product.description or "None")
     elif page.kind == Kind.FEATURES:
-        yield from map(Piece, product.bullets or ("None",))
-    else:
+        yield from map(Element, product.bullets or ("None",))
+    elif product.reviews:
         for review in product.reviews:
-            yield from map(Piece, (f'"{review.title}"', review.stars, review.text))
-        if not product.reviews:
-            yield Piece("No reviews found")
+            yield from map(Element, (f'"{review.title}"', review.stars, review.text))
+    else:
+        yield Element("No reviews found")

@@ -1,1 +1,1 @@
-"""What the TRL and verl integrations share."""
+"""Shared by the TRL and verl integrations."""

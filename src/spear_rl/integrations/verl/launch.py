@@ -1,4 +1,4 @@
-"""Our configuration in verl's words (translation.toml), and `spear verl`."""
+"""Our configuration as verl's settings (translation.toml), and the command `spear verl`."""
 
 import json
 import os
@@ -10,62 +10,55 @@ from pathlib import Path
 from typing import Any
 
 from spear_rl.algorithms import Algorithm, ClippedSurrogate, FixedLength, SequenceMean, TokenMean
-from spear_rl.algorithms.wrapping import label
 from spear_rl.app.build_rollout import tasks_of
 from spear_rl.app.build_training import algorithm_of
 from spear_rl.app.config import Config, load, to_toml, value_of
 from spear_rl.errors import ConfigError
-from spear_rl.integrations.shared.upstream import require_names, require_version
+from spear_rl.integrations.shared.requirements import require_names, require_surrogate, require_version
 
-_WORDS: dict[str, Any] = tomllib.loads((resources.files(__package__) / "translation.toml").read_text("utf-8"))
+_TABLES: dict[str, Any] = tomllib.loads((resources.files(__package__) / "translation.toml").read_text("utf-8"))
 _REDUCTIONS = {TokenMean: "token-mean", SequenceMean: "seq-mean-token-mean", FixedLength: "seq-mean-token-sum-norm"}
 
 
 def config_of(block: Mapping[str, Any] | None) -> Config:
-    """The block `spear` of verl's configuration: settings of ours, over those of the TOML `file` if it names one."""
+    """The configuration in the block `spear` of verl's, which overrides the TOML `file` if it names one."""
     if block is None:
         raise ConfigError("verl's configuration has no block spear: add e.g. +spear.algorithm.name=spear-grpo")
     config = load(block.get("file"), block={name: section for name, section in block.items() if name != "file"})
-    expressible(algorithm_of(config))
+    require_expressible(algorithm_of(config))
     return config
 
 
-def expressible(algorithm: Algorithm) -> Any:
-    """The algorithm, if verl's own loss can be set to its losses; otherwise one sentence that says why not."""
-    losses: list[Any] = [part.loss for part in (algorithm, algorithm.imitation) if part]
-    for loss in losses:
-        if not isinstance(loss, ClippedSurrogate) or type(loss.reduction) not in _REDUCTIONS:
-            known = ", ".join(kind.__name__ for kind in _REDUCTIONS)
-            raise ConfigError(f"algorithm.name: verl needs a ClippedSurrogate reduced by {known}, not {label(loss)}")
+def require_expressible(algorithm: Algorithm) -> ClippedSurrogate:
+    """The on-policy loss, if verl's own loss can express it and the replay loss; otherwise one sentence why not."""
+    parts = [part.loss for part in (algorithm, algorithm.imitation) if part]
+    losses = [require_surrogate(loss, _REDUCTIONS, setting="algorithm.name", framework="verl") for loss in parts]
     on_policy, *replayed = [loss.covariance for loss in losses]
     if on_policy or any(clip and clip.kind == "kl" for clip in replayed):
         raise ConfigError("algorithm.covariance: with verl, replay is clip or none, and on_policy verl's own loss_mode")
-    return algorithm
+    return losses[0]
 
 
 def verl_settings(config: Config, folder: Path, theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """All that `python -m verl.trainer.main_ppo` is given; settings of `theirs` win."""
+    """The settings for `python -m verl.trainer.main_ppo`; `theirs` override ours."""
     rollout, count, actor = config.rollout, config.optim.num_minibatches, "actor_rollout_ref.actor"
     if config.sft.episodes or not (Path(config.engine.model).is_dir() or "/" in config.engine.model):
         hint = "run `spear sft`, then set engine.model to the model folder it wrote and sft.episodes=0"
         raise ConfigError(f"verl starts from a transformers folder and has no cold start: {hint}")
-    loss = expressible(algorithm_of(config)).loss
+    loss = require_expressible(algorithm_of(config))
     longest = rollout.max_context + rollout.max_new_tokens
-    keys: dict[str, Any] = {name: value_of(config, ours) for name, ours in _WORDS["settings"].items()}
-    keys |= {name: x.format(folder=folder) if isinstance(x, str) else x for name, x in _WORDS["constants"].items()}
+    keys: dict[str, Any] = {name: value_of(config, ours) for name, ours in _TABLES["settings"].items()}
+    keys |= {name: x.format(folder=folder) if isinstance(x, str) else x for name, x in _TABLES["constants"].items()}
     keys |= {
         "actor_rollout_ref.model.lora_alpha": 2 * config.engine.lora_rank or 16,
         "trainer.resume_mode": "auto" if config.run.resume else "disable",
         f"{actor}.ppo_mini_batch_size": rollout.num_tasks // count,
         f"{actor}.ppo_max_token_len_per_gpu": max(config.engine.micro_batch_tokens or 16384, longest),
-        f"{actor}.clip_ratio_low": loss.clip_low,
-        f"{actor}.clip_ratio_high": loss.clip_high,
         f"{actor}.clip_ratio_c": loss.dual_clip or 1e9,
         f"{actor}.loss_agg_mode": _REDUCTIONS[type(loss.reduction)],
         f"{actor}.loss_scale_factor": loss.reduction.length if isinstance(loss.reduction, FixedLength) else None,
-        f"{actor}.entropy_coeff": loss.entropy_bonus,
         f"{actor}.use_kl_loss": bool(loss.kl),
-        f"{actor}.kl_loss_coef": loss.kl,
+        **{name: getattr(loss, field) for name, field in _TABLES["loss"].items()},
         **theirs,
     }
     gpus = int(keys["trainer.n_gpus_per_node"]) * int(keys["trainer.nnodes"])
@@ -76,7 +69,7 @@ def verl_settings(config: Config, folder: Path, theirs: Mapping[str, Any]) -> di
 
 
 def write_files(config: Config, folder: Path) -> None:
-    """The settings, and one line a task: verl's datasets only say which task is to be played."""
+    """The settings, and one line per task: verl's datasets only name the task to play."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.toml").write_text(to_toml(config), "utf-8")
     about = {"data_source": config.task.env, "agent_name": "spear", "reward_model": {"ground_truth": ""}}
@@ -89,17 +82,17 @@ def write_files(config: Config, folder: Path) -> None:
 
 
 def checked() -> str:
-    """One line that says all is well; anything else is raised, in one sentence."""
+    """One line that says that verl can run; otherwise an error of one sentence."""
     version = require_version("verl", (0, 9, 1), (0, 10))
-    require_names("verl", _WORDS["hooks"])
+    require_names("verl", _TABLES["hooks"])
     if "spear" not in import_module("verl.trainer.ppo.v1.trainer_base").TRAINER_REGISTRY:
         loud = "VERL_USE_EXTERNAL_MODULES=spear_rl.integrations.verl.trainer"
         raise ConfigError(f"verl did not load our plug-in: reinstall spear-rl, or set {loud}, which also shows why")
-    return f"verl {version}: plug-in loaded, all {len(_WORDS['hooks'])} hooks found"
+    return f"verl {version}: plug-in loaded, all {len(_TABLES['hooks'])} hooks found"
 
 
 def launch(source: str | None, overrides: Sequence[str], theirs: Sequence[str]) -> None:
-    """Write what verl needs into run.dir and become verl; words of `theirs` that set nothing are passed on."""
+    """Write verl's files into run.dir and replace this process by verl; words of `theirs` without = are passed on."""
     config, own = load(source, overrides), dict(word.split("=", 1) for word in theirs if "=" in word)
     folder = Path(config.run.dir).absolute()
     keys = verl_settings(config, folder, own)

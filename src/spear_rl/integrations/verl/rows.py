@@ -1,51 +1,45 @@
-"""Core batches as verl's rows, and their loss: verl's own, part by part. Imports no verl."""
+"""The core's terms as verl's rows, and their joint loss, computed by verl's own loss. Imports no verl."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from spear_rl.engines.base import Batch, Term
-
-
-def fields_of(batch: Batch) -> list[dict[str, Tensor]]:
-    """Rows as verl's workers read them; the prompt is what comes before the first token that trains."""
-    out = []
-    for number, mask in enumerate(batch.mask):
-        size, start = int(batch.attention[number].sum()), int(mask.int().argmax())
-        ids, trains = batch.input_ids[number, :size], mask[start:size].long()
-        row = {"input_ids": ids, "position_ids": torch.arange(size), "prompts": ids[:start], "responses": ids[start:]}
-        row |= {"response_mask": trains, "loss_mask": trains, "old_log_probs": batch.old_logprobs[number, start:size]}
-        out.append(row | {"advantages": batch.advantages[number, start:size]})
-    return out
+from spear_rl.algorithms import ClippedSurrogate
+from spear_rl.engines.base import Term
+from spear_rl.functional import LossInputs
+from spear_rl.integrations.shared.episodes import fields_of
+from spear_rl.train.step import mean_metrics
+from spear_rl.types import Metrics
 
 
 def rows_of(terms: Sequence[Term], *, size: int) -> list[dict[str, Tensor]]:
-    """One optimizer step in `size` rows; the shortest one fills up, training nothing.
+    """The rows of one optimizer step, filled up to `size` with copies of the shortest one that train nothing.
 
-    A row's `spear` is for `joint_loss`: is it replayed; then weight, tokens and rows of the policy, and of replay.
+    A row's field `spear` is for `joint_loss`: 1 if it is replayed, then (weight, tokens, rows) of policy and of replay.
     """
-    about = {term.name: (term.weight, float(term.batch.mask.sum()), float(len(term.batch))) for term in terms}
-    note = [number for name in ("policy", "replay") for number in about.get(name, (0.0, 0.0, 0.0))]
-    notes = {name: torch.tensor([float(name == "replay"), *note], dtype=torch.float64) for name in about}
-    rows = [row | {"spear": notes[term.name]} for term in terms for row in fields_of(term.batch)]
+    sizes = {term.name: (term.weight, float(term.batch.mask.sum()), float(len(term.batch))) for term in terms}
+    both = [number for name in ("policy", "replay") for number in sizes.get(name, (0.0, 0.0, 0.0))]
+    fields = {name: torch.tensor([float(name == "replay"), *both], dtype=torch.float64) for name in sizes}
+    rows = [row | {"spear": fields[term.name]} for term in terms for row in fields_of(term.batch)]
     shortest = min(rows, key=lambda row: len(row["input_ids"]))
-    idle = {name: torch.zeros_like(shortest[name]) for name in ("response_mask", "loss_mask")}
-    return rows + [shortest | idle] * (size - len(rows))
+    untrained = {name: torch.zeros_like(shortest[name]) for name in ("response_mask", "loss_mask")}
+    return rows + [shortest | untrained] * (size - len(rows))
 
 
 def joint_loss(
     model_output: Any, data: Any, dp_group: Any = None, *, losses: Sequence[Callable[..., Any]]
 ) -> tuple[Tensor, dict[str, Any]]:
-    """J_policy + gamma(t) J_replay of a micro-batch, and metrics: its share of what a step's rows of a kind have."""
-    notes = data["spear"].to_padded_tensor(0) if data["spear"].is_nested else data["spear"]
+    """J_policy + gamma(t) J_replay of a micro-batch, each divided by the step's tokens or rows of its kind; metrics."""
+    fields = data["spear"].to_padded_tensor(0) if data["spear"].is_nested else data["spear"]
     mask = data.select("response_mask").to_padded_tensor()["response_mask"]
-    total, metrics = torch.zeros((), device=notes.device), dict[str, Any]()
-    for number, (weight, num_tokens, num_rows) in enumerate(notes[0, 1:].view(-1, 3).tolist()):
+    total, metrics = torch.zeros((), device=fields.device), dict[str, Any]()
+    for number, (weight, num_tokens, num_rows) in enumerate(fields[0, 1:].view(-1, 3).tolist()):
         if num_tokens:
             part = data.copy()
-            part["response_mask"] = mask * (notes[:, :1] == number)
+            part["response_mask"] = mask * (fields[:, :1] == number)
             part.set_non_tensor("batch_num_tokens", int(num_tokens))
             part.set_non_tensor("global_batch_size", int(num_rows))
             loss, found = losses[number](model_output=model_output, data=part, dp_group=dp_group)
@@ -55,3 +49,49 @@ def joint_loss(
                     x = type(x)("sum", x.aggregate() * share)
                 metrics[name.replace("actor/", "spear/replay/") if number else name] = x
     return total, metrics
+
+
+def keep_function(term: Term) -> Callable[[LossInputs], Tensor] | None:
+    """The term's covariance clipping: [B, T] weights, 0 on clipped tokens; None without it."""
+    return term.loss.keep if isinstance(term.loss, ClippedSurrogate) else None
+
+
+def covariance_clipped(term: Term, logprobs: Tensor, beside: LossInputs | None = None) -> tuple[Term, Metrics]:
+    """The term with an advantage of 0 on the tokens that covariance clipping drops.
+
+    An advantage of 0 is the same as a weight of 0, and the token still counts in the reduction. `logprobs` are the
+    current policy's, [B, T] as the batch; `beside` are other rows of the same optimizer step.
+    """
+    batch, mask, keep = term.batch, term.batch.mask, keep_function(term)
+    assert keep is not None
+    own = LossInputs(logprobs, batch.old_logprobs, batch.advantages, mask, generator=term.generator, beside=beside)
+    kept = keep(own)
+    ratio = (logprobs - batch.old_logprobs)[mask].exp()
+    metrics = {"covariance_clip_fraction": float((1 - kept)[mask].mean()), "ratio": float(ratio.mean())}
+    return replace(term, batch=replace(batch, advantages=batch.advantages * kept)), metrics
+
+
+def with_clipped_replay(
+    updates: Sequence[Sequence[Term]], scores: Callable[[Sequence[Term]], Sequence[Tensor]]
+) -> tuple[list[list[Term]], Metrics]:
+    """A step's updates with covariance clipping applied to replay.
+
+    `scores` returns each term's log-probabilities by the current policy; it is called once for all terms that need it.
+    On-policy rows have theirs as old ones: the same policy wrote them.
+    """
+    replayed = [(term, own) for own in updates for term in own if term.name == "replay" and keep_function(term)]
+    scored = scores([term for term, _ in replayed]) if replayed else []
+    clipped = {
+        id(term): covariance_clipped(term, now, _on_policy(own))
+        for (term, own), now in zip(replayed, scored, strict=True)
+    }
+    metrics = mean_metrics([found for _, found in clipped.values()])
+    return [[clipped[id(term)][0] if id(term) in clipped else term for term in terms] for terms in updates], metrics
+
+
+def _on_policy(terms: Sequence[Term]) -> LossInputs | None:
+    """An update's on-policy rows, for means over the joint mini-batch."""
+    batch = next((term.batch for term in terms if term.name == "policy"), None)
+    if batch is None:
+        return None
+    return LossInputs(batch.old_logprobs, batch.old_logprobs, batch.advantages, batch.mask)

@@ -1,4 +1,4 @@
-"""verl's trainer mode `spear`: its synchronous trainer, with the core's training step around its actor update."""
+"""verl's trainer mode `spear`: its synchronous trainer, with the core's training step around the actor update."""
 
 import math
 import random
@@ -22,7 +22,7 @@ from spear_rl.algorithms import Algorithm, GroupRelative
 from spear_rl.app.build_training import algorithm_of
 from spear_rl.engines.base import Term
 from spear_rl.errors import ConfigError
-from spear_rl.integrations.shared import episodes, memory, terms
+from spear_rl.integrations.shared import episodes, state_file
 from spear_rl.integrations.verl import loop, rows  # noqa: F401  loop registers our environments
 from spear_rl.integrations.verl.launch import config_of
 from spear_rl.train.step import train_step
@@ -31,25 +31,25 @@ from spear_rl.types import Group
 
 @register_trainer("spear")
 class SpearTrainer(PPOTrainerSync):  # type: ignore[misc]
-    """Wraps methods of verl's and calls every one of them; the numbers are the core's."""
+    """Overrides methods of verl's trainer and calls each of them; advantages, replay and filters are the core's."""
 
     def __init__(self, config: Any) -> None:
         settings = config_of(OmegaConf.to_container(config.spear, resolve=True) if "spear" in config else None)
         self._algorithm, self._rng = algorithm_of(settings), random.Random(settings.run.seed)
-        # Nothing of ours is on: verl's own step does the same.
+        # With nothing of ours switched on, verl's own step does the same.
         plain = Algorithm(invalid_penalty=0.0, advantages=GroupRelative(), loss=self._algorithm.loss)
         self._is_plain = self._algorithm == plain
         if config.actor_rollout_ref.actor.shuffle:
             raise ConfigError("actor_rollout_ref.actor.shuffle must be False: replay rows have a place in every update")
-        # verl compares the mode with the word "sync" in six places; any other word would make it asynchronous.
+        # verl tests for the word "sync" in six places; any other word makes it asynchronous.
         config.trainer.v1.trainer_mode = "sync"
         super().__init__(config=config)
 
     def on_init_end(self) -> None:
         if not self._is_plain:
-            # For on-policy rows only: entropy bonus, KL, and any loss of verl's but the clipped one.
-            plain = {"entropy_coeff": 0.0, "use_kl_loss": False, "policy_loss": {"loss_mode": "vanilla"}}
-            configs = [OmegaConf.merge(self.config.actor_rollout_ref.actor, own) for own in ({}, plain)]
+            # Replay has neither entropy bonus nor KL, and always the clipped loss.
+            replay = {"entropy_coeff": 0.0, "use_kl_loss": False, "policy_loss": {"loss_mode": "vanilla"}}
+            configs = [OmegaConf.merge(self.config.actor_rollout_ref.actor, own) for own in ({}, replay)]
             losses = [partial(ppo_loss, config=omega_conf_to_dataclass(own)) for own in configs]
             self.actor_rollout_wg.set_loss_fn(partial(rows.joint_loss, losses=losses))
         super().on_init_end()
@@ -63,50 +63,50 @@ class SpearTrainer(PPOTrainerSync):  # type: ignore[misc]
         engine.update = lambda own: updates.append(own) or {}  # type: ignore[func-returns-value]
         num_tasks, mini = self.config.data.train_batch_size, self.config.actor_rollout_ref.actor.ppo_mini_batch_size
         step = partial(train_step, self.global_steps - 1, algorithm=self._algorithm, engine=engine, rng=self._rng)
-        found = step(collect=partial(self._played, batch), num_minibatches=num_tasks // mini)
+        found = step(collect=partial(self._played_groups, batch), num_minibatches=num_tasks // mini)
         metrics.update({f"spear/{name}": value for name, value in found.items() if not name.startswith("time/")})
         metrics.update({name[6:]: metrics.pop(name) for name in list(metrics) if name.startswith("actor/spear/")})
         return batch
 
-    def _played(self, batch: Any, step: int) -> list[Group]:
-        """What verl has played, in the core's words."""
+    def _played_groups(self, batch: Any, step: int) -> list[Group]:
+        """The episodes that verl has played, as the core's groups."""
         names = ["prompts", "responses", "loss_mask", "old_log_probs", "rm_scores", "rollout_is_weights"]
         names = [name for name in names if name in batch.fields]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[*names, "extra_fields"])
-        about, played = data.pop("extra_fields").tolist(), []
+        extra_fields, played = data.pop("extra_fields").tolist(), []
         columns = [[row.tolist() for row in data[name].unbind()] for name in names]
-        for key, tag, told, *fields in zip(batch.keys, batch.tags, about, *columns, strict=True):
+        for key, tag, extra, *fields in zip(batch.keys, batch.tags, extra_fields, *columns, strict=True):
             if not tag.get("is_padding", False):
                 group, session, number = key.rsplit("_", 2)
                 *tokens, scores, weights = [*fields, None][:6]
-                ours = episodes.unpacked(told["spear"]) if told.get("spear") else None
+                ours = episodes.from_json(extra["spear"]) if extra.get("spear") else None
                 rest: dict[str, Any] = {"reward": sum(scores), "weights": weights, "episode": ours}
                 played.append(episodes.Row(group, int(session), int(number), *tokens, **rest))
         text = partial(self.tokenizer.decode, skip_special_tokens=True)
         limit, size = self.config.data.max_response_length, self.config.actor_rollout_ref.rollout.n
         return episodes.groups_of(played, step=step, group_size=size, max_length=limit, text=text)
 
-    def _stored(self, updates: Sequence[Sequence[Term]]) -> tuple[Any, int]:
-        """Rows of optimizer steps, in a partition of ours (where a field has one precision); how many a step has."""
+    def _stored_rows(self, updates: Sequence[Sequence[Term]]) -> tuple[Any, int]:
+        """Stores the updates' rows in a partition of our own, where each field has one dtype; also rows per update."""
         config, dp = self.config.actor_rollout_ref, max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
         micro = [config.actor.ppo_micro_batch_size_per_gpu, config.rollout.log_prob_micro_batch_size_per_gpu]
         unit = dp * (1 if config.actor.use_dynamic_bsz else math.lcm(*micro))
         share = unit * max(math.ceil(sum(len(term.batch) for term in own) / unit) for own in updates) // dp
-        laid = [rows.rows_of(own, size=share * dp) for own in updates]
-        # A stretch of the batch for every rank, and in it the rank's share of every step.
-        placed = [row for rank in range(dp) for step in laid for row in step[rank * share : (rank + 1) * share]]
-        keys = [f"spear{uuid4().hex}_{number}_0" for number in range(len(placed))]
-        tags = [{"is_padding": True, "seq_len": len(row["input_ids"])} for row in placed]
-        tq.kv_batch_put(keys=keys, partition_id="spear", fields=list_of_dict_to_tensordict(placed), tags=tags)
-        return tq.KVBatchMeta(keys, tags, "spear", [*placed[0]]), share * dp
+        filled = [rows.rows_of(own, size=share * dp) for own in updates]
+        # One contiguous part of the batch per rank, and in it the rank's share of every update.
+        ordered = [row for rank in range(dp) for own in filled for row in own[rank * share : (rank + 1) * share]]
+        keys = [f"spear{uuid4().hex}_{number}_0" for number in range(len(ordered))]
+        tags = [{"is_padding": True, "seq_len": len(row["input_ids"])} for row in ordered]
+        tq.kv_batch_put(keys=keys, partition_id="spear", fields=list_of_dict_to_tensordict(ordered), tags=tags)
+        return tq.KVBatchMeta(keys, tags, "spear", [*ordered[0]]), share * dp
 
     def _scores(self, replayed: Sequence[Term]) -> list[torch.Tensor]:
-        """Log-probabilities of the terms' rows by the policy as it is before the step's updates."""
-        told, _ = self._stored([replayed])
+        """Log-probabilities of the terms' rows by the policy before the step's updates."""
+        meta, _ = self._stored_rows([replayed])
         temperature = self.config.actor_rollout_ref.rollout.temperature
-        told.extra_info = {"calculate_entropy": False, "compute_loss": False, "temperature": temperature}
-        self.actor_rollout_wg.compute_log_prob(told)
-        place = {"keys": told.keys, "partition_id": told.partition_id}
+        meta.extra_info = {"calculate_entropy": False, "compute_loss": False, "temperature": temperature}
+        self.actor_rollout_wg.compute_log_prob(meta)
+        place = {"keys": meta.keys, "partition_id": meta.partition_id}
         found = tq.kv_batch_get(**place, select_fields=["log_probs"])["log_probs"].unbind()
         tq.kv_clear(**place)
         scores = [torch.zeros_like(term.batch.advantages) for term in replayed]
@@ -115,25 +115,25 @@ class SpearTrainer(PPOTrainerSync):  # type: ignore[misc]
         return scores
 
     def _train(self, updates: list[list[Term]], batch: Any, update: Any, metrics: dict[str, Any]) -> None:
-        """Let verl train on the updates' rows, all in one call: its learning-rate schedule counts calls."""
-        clipped, found = terms.clipped(updates, self._scores)
+        """Let verl train on the updates' rows in one call: its learning-rate schedule counts calls."""
+        clipped, found = rows.with_clipped_replay(updates, self._scores)
         metrics.update({f"spear/replay/{name}": value for name, value in found.items()})
-        config, (told, size) = self.config.actor_rollout_ref, self._stored(clipped)
+        config, (meta, size) = self.config.actor_rollout_ref, self._stored_rows(clipped)
         usual = config.actor.ppo_mini_batch_size, config.rollout.n
         try:
             if "ref_log_prob" in batch.fields:
-                self._compute_ref_log_prob(told, metrics)
-                told.fields.append("ref_log_prob")
+                self._compute_ref_log_prob(meta, metrics)
+                meta.fields.append("ref_log_prob")
             config.actor.ppo_mini_batch_size, config.rollout.n = size, 1
-            update(told, metrics)
+            update(meta, metrics)
         finally:
             config.actor.ppo_mini_batch_size, config.rollout.n = usual
-            tq.kv_clear(keys=told.keys, partition_id=told.partition_id)
+            tq.kv_clear(keys=meta.keys, partition_id=meta.partition_id)
 
     def _save_checkpoint(self) -> None:
-        # Before verl's own, which ends by declaring the checkpoint complete.
+        # Before verl's own, which marks the checkpoint as complete.
         folder = Path(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
-        memory.save(folder, self._algorithm, self._rng)
+        state_file.save(folder, self._algorithm, self._rng)
         super()._save_checkpoint()
 
     def _load_checkpoint(self) -> None:
@@ -142,4 +142,4 @@ class SpearTrainer(PPOTrainerSync):  # type: ignore[misc]
             trainer = self.config.trainer
             newest = Path(trainer.default_local_dir, f"global_step_{self.global_steps}")
             folder = Path(trainer.resume_from_path) if trainer.resume_mode == "resume_path" else newest
-            memory.restore(folder, self._algorithm, self._rng)
+            state_file.restore(folder, self._algorithm, self._rng)

@@ -1,1 +1,1 @@
-"""Policies without a model of this process: expert, random, a chat endpoint."""
+"""Policies without a local model: expert, random, a chat endpoint."""

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible chat server: one request and what can go wrong with it. Standard library; knows no episodes."""
+"""HTTP client of an OpenAI-compatible chat server: retries, bounded time and size, one-sentence errors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import random
 import socket
 import ssl
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException
@@ -20,13 +21,13 @@ from spear_rl.errors import UserError
 from spear_rl.io.http import MAX_BODY, bounded_body, bounded_opener
 
 _CHAT = "/chat/completions"
-_MAX_WAIT = 60.0
-_HOPELESS = (ConnectionRefusedError, socket.gaierror, ssl.SSLCertVerificationError)
-"""A server that was never there will not be there in a second."""
+_MAX_WAIT_SECONDS = 60.0
+_PERMANENT = (ConnectionRefusedError, socket.gaierror, ssl.SSLCertVerificationError)
+"""Not retried for a server that has never answered."""
 
 
 class EndpointError(UserError):
-    """The server cannot be used as asked: not there, wrong key, unknown model."""
+    """The server cannot be used: unreachable, wrong key, unknown model."""
 
 
 class OverlongError(Exception):
@@ -34,25 +35,25 @@ class OverlongError(Exception):
 
 
 class UnansweredError(Exception):
-    """A request was tried often enough."""
+    """A request failed in every attempt."""
 
 
 class _TemporaryError(Exception):
-    """May go away by itself."""
+    """May go away: the request is retried, unless `is_permanent` for a server that has never answered."""
 
-    def __init__(self, reason: str, *, wait: float | None = None, is_hopeless: bool = False) -> None:
+    def __init__(self, reason: str, *, wait: float | None = None, is_permanent: bool = False) -> None:
         super().__init__(reason)
-        self.wait, self.is_hopeless = wait, is_hopeless
+        self.wait, self.is_permanent = wait, is_permanent
 
 
 class ChatServer:
-    """Asks a server, again if it is worth it; safe to use from many threads.
+    """Sends requests and retries temporary failures; thread-safe.
 
     Args:
-        url: up to and including /v1; a query is sent along but never shown.
+        url: up to and including /v1; a query is sent but never shown.
         api_key: sent as a bearer token and never shown; empty sends none.
-        timeout: seconds to wait for an answer, and for all of it to come.
-        num_tries: of a request, with growing pauses between them.
+        timeout: seconds until the whole answer must have arrived.
+        num_tries: attempts per request, with exponential backoff.
     """
 
     def __init__(self, url: str, *, api_key: str = "", timeout: float = 120.0, num_tries: int = 6) -> None:
@@ -67,7 +68,7 @@ class ChatServer:
             raise EndpointError("an endpoint's address must not hold a password: put the key into OPENAI_API_KEY")
         path = parts.path.rstrip("/").removesuffix(_CHAT)
         self.name = f"{parts.scheme}://{parts.netloc}{path}"
-        """The address, fit to be shown."""
+        """The address without the query, for messages."""
         self._query = f"?{parts.query}" if parts.query else ""
         self._key = api_key.strip()
         if not (self._key.isascii() and self._key.isprintable()):
@@ -77,7 +78,6 @@ class ChatServer:
         self._has_answered = False
 
     def models(self) -> list[str]:
-        """The models it offers, by name."""
         listed = self._answer("/models", None)
         try:
             return [str(entry["id"]) for entry in listed["data"]]
@@ -85,35 +85,31 @@ class ChatServer:
             raise EndpointError(f"{self.name} does not list its models as OpenAI's API does") from error
 
     def choice(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The first choice of the server's answer to a chat request."""
-        answer = self._answer(_CHAT, request)
-        choice: dict[str, Any] = answer["choices"][0]
-        return choice
+        return self._answer(_CHAT, request)["choices"][0]  # type: ignore[no-any-return]
 
     def _answer(self, path: str, request: dict[str, Any] | None) -> Any:
         for attempt in range(self._num_tries):
             try:
-                answer = self._asked(path, request)
+                answer = self._attempt(path, request)
                 self._has_answered = True
                 return answer
             except _TemporaryError as error:
                 last = error
-                if error.is_hopeless and not self._has_answered:
+                if error.is_permanent and not self._has_answered:
                     raise EndpointError(str(error)) from error
             if attempt + 1 < self._num_tries:
                 pause = 2.0**attempt * random.uniform(0.5, 1.0) if last.wait is None else last.wait
-                time.sleep(min(pause, _MAX_WAIT))
+                time.sleep(min(pause, _MAX_WAIT_SECONDS))
         raise UnansweredError(f"{last} (tried {self._num_tries} times)") from last
 
-    def _asked(self, path: str, request: dict[str, Any] | None) -> Any:
-        """One try."""
+    def _attempt(self, path: str, request: dict[str, Any] | None) -> Any:
         headers = {"Content-Type": "application/json", "User-Agent": "spear-rl"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
         content = None if request is None else json.dumps(request).encode()
-        asked = Request(f"{self.name}{path}{self._query}", data=content, headers=headers)
+        http_request = Request(f"{self.name}{path}{self._query}", data=content, headers=headers)
         try:
-            with self._opener.open(asked, timeout=self._timeout) as response:
+            with self._opener.open(http_request, timeout=self._timeout) as response:
                 body = bounded_body(response)
         except HTTPError as error:
             with error:
@@ -125,13 +121,13 @@ class ChatServer:
             raise _TemporaryError(
                 f"{self.name} is not reachable ({self._shown(str(reason)) or type(reason).__name__}): "
                 "is the server running there?",
-                is_hopeless=isinstance(reason, _HOPELESS),
+                is_permanent=isinstance(reason, _PERMANENT),
             ) from None
         if len(body) > MAX_BODY:
-            raise _TemporaryError(f"{self.name} answers with more than {MAX_BODY >> 20} MiB", is_hopeless=True)
-        return self._understood(body, is_chat=path == _CHAT)
+            raise _TemporaryError(f"{self.name} answers with more than {MAX_BODY >> 20} MiB", is_permanent=True)
+        return self._parsed(body, is_chat=path == _CHAT)
 
-    def _understood(self, body: bytes, *, is_chat: bool) -> Any:
+    def _parsed(self, body: bytes, *, is_chat: bool) -> Any:
         try:
             answer = json.loads(body)
             if is_chat:
@@ -142,12 +138,12 @@ class ChatServer:
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             shown = self._shown(body[:4096].decode("utf-8", "replace"))
             raise _TemporaryError(
-                f"{self.name} does not answer as OpenAI's chat API does: it said {shown!r}", is_hopeless=True
+                f"{self.name} does not answer as OpenAI's chat API does: it said {shown!r}", is_permanent=True
             ) from None
 
     def _refusal(self, error: HTTPError) -> Exception:
-        """What an answer that is not 200 means."""
-        status, said = error.code, self._complaint(error)
+        """The exception for a status other than 200."""
+        status, said = error.code, self._reason(error)
         if status in (401, 403):
             lack = "refuses the API key" if self._key else "wants an API key: set OPENAI_API_KEY or --api-key-env"
             return EndpointError(f"{self.name} {lack} ({status}: {said})")
@@ -162,36 +158,34 @@ class ChatServer:
             return _TemporaryError(f"{self.name} is not able to answer ({status}: {said})", wait=_retry_after(error))
         return EndpointError(f"{self.name} refuses the request ({status}: {said})")
 
-    def _complaint(self, error: HTTPError) -> str:
-        """The server's own words."""
+    def _reason(self, error: HTTPError) -> str:
         try:
             text = error.read(65536).decode("utf-8", "replace")
         except (OSError, HTTPException):
-            return str(error.reason)
-        try:
+            text = ""
+        with suppress(ValueError, AttributeError, RecursionError):
             said = json.loads(text)
             said = said.get("error", said)
             if isinstance(said, dict):
                 words = [said.get(name) for name in ("message", "detail", "code", "type")]
                 said = "; ".join(str(word) for word in words if word not in (None, "", error.code))
-            return self._shown(str(said)) or str(error.reason)
-        except (ValueError, AttributeError, RecursionError):
-            return self._shown(text) or str(error.reason)
+            text = str(said)
+        return self._shown(text) or str(error.reason)
 
-    def _shown(self, text: str, length: int = 300) -> str:
-        """One line of a server's words without the key, which some servers repeat."""
+    def _shown(self, text: str) -> str:
+        """A server's text on one line without the key, which some servers repeat."""
         text = text.replace(self._key, "***") if self._key else text
-        return " ".join(text.split())[:length]
+        return " ".join(text.split())[:300]
 
 
 def _retry_after(error: HTTPError) -> float | None:
-    """The seconds that the server asks to wait, which it may say as a date; None where it says nothing of use."""
-    asked = error.headers.get("Retry-After", "")
+    """The seconds of the Retry-After header, which may be a date; None without a usable one."""
+    value = error.headers.get("Retry-After", "")
     try:
-        seconds = float(asked)
+        seconds = float(value)
     except ValueError:
         try:
-            seconds = (parsedate_to_datetime(asked).astimezone(UTC) - datetime.now(UTC)).total_seconds()
+            seconds = (parsedate_to_datetime(value).astimezone(UTC) - datetime.now(UTC)).total_seconds()
         except (ValueError, TypeError, OverflowError):
             return None
     return None if math.isnan(seconds) else max(seconds, 0.0)

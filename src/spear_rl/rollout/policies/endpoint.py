@@ -1,4 +1,4 @@
-"""A chat server as the policy: conversations go out as messages, many at a time, and answers come as they are ready."""
+"""A chat server as the policy: many conversations in parallel, completions in the order of arrival."""
 
 from __future__ import annotations
 
@@ -6,89 +6,79 @@ import hashlib
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
+from dataclasses import KW_ONLY, dataclass, field
+from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
 from spear_rl.io.escaping import one_line
 from spear_rl.rollout.generator import Sampling, Stream, drained
 from spear_rl.rollout.policies.chat_client import ChatServer, EndpointError, OverlongError, UnansweredError
-from spear_rl.rollout.rendering.messages import MessageRenderer
-from spear_rl.rollout.rendering.template import Message
+from spear_rl.rollout.rendering.renderer import Message, MessageRenderer
 from spear_rl.types import Completion
 
 _log = logging.getLogger(__name__)
 
 _MAX_LOST = 3
-"""So many unanswered requests in a row mean that the server is gone, not that a request is unlucky."""
+"""Give up after this many unanswered requests in a row."""
 _MAX_STOPS = 4
-"""OpenAI's API takes no more; all of them end an answer here all the same."""
-
-Lost = Callable[[int, BaseException], None]
+"""Stop strings that OpenAI's API accepts; further ones are applied here."""
 
 
+@dataclass
 class ChatEndpoint:
     """A generator over a chat server.
 
-    A conversation that does not fit into the model's context is answered by silence, as one cut off. A request that
-    stays without an answer is reported to `on_lost`; whoever asked must then leave out that episode.
-
-    Args:
-        seed: of sampling, sent with every request; what the server makes of it is its own affair.
-        num_parallel: requests under way at once.
-        on_lost: the key of an unanswered request and why; without it the reason is raised.
+    A conversation longer than the model's context gives an empty, truncated completion.
     """
 
-    def __init__(
-        self,
-        server: ChatServer,
-        *,
-        model: str,
-        renderer: MessageRenderer,
-        sampling: Sampling,
-        seed: int = 0,
-        num_parallel: int = 16,
-        on_lost: Lost | None = None,
-    ) -> None:
-        self._server, self._model, self._renderer = server, model, renderer
-        self._sampling, self._seed = sampling, seed
-        self._num_parallel, self._on_lost = num_parallel, on_lost
-        self._limit = "max_tokens"
+    server: ChatServer
+    _: KW_ONLY
+    model: str
+    renderer: MessageRenderer
+    sampling: Sampling
+    seed: int = 0
+    """Sent with every request; the server may ignore it."""
+    num_parallel: int = 16
+    """Concurrent requests."""
+    on_lost: Callable[[int, BaseException], None] | None = None
+    """Called with the key of an unanswered request and the reason, to fail its episode; by default it is raised."""
+    _limit: str = field(default="max_tokens", init=False)
 
     def stream(self) -> Stream:
-        return _EndpointStream(self._said, self._renderer, num_parallel=self._num_parallel, on_lost=self._on_lost)
+        return _EndpointStream(self)
 
     def generate(self, prompts: Sequence[list[int]]) -> list[Completion]:
         return drained(self.stream(), prompts)
 
-    def _said(self, messages: list[Message], key: int, number: int) -> tuple[str, bool]:
-        """The answer to a conversation, and whether it was cut off."""
+    def reply(self, messages: list[Message], key: int, number: int) -> tuple[str, bool]:
+        """(the answer to a conversation, whether it is truncated)."""
         try:
             choice = self._choice(messages, key, number)
         except OverlongError as error:
-            _log.info("a conversation is too long for %s: %s", self._server.name, one_line(str(error)))
+            _log.info("a conversation is too long for %s: %s", self.server.name, one_line(str(error)))
             return "", True
-        # JSON can spell half a character, which no file or pipe takes.
+        # JSON can hold lone surrogates, which UTF-8 cannot.
         text = (choice["message"].get("content") or "").encode("utf-8", "replace").decode()
-        text, has_stopped = with_stop(text, self._sampling.stop, choice)
+        text, has_stopped = with_stop(text, self.sampling.stop, choice)
         return text, choice.get("finish_reason") == "length" and not has_stopped
 
     def _choice(self, messages: list[Message], key: int, number: int) -> dict[str, Any]:
         request = self._request(messages, key, number)
         try:
-            return self._server.choice(request)
+            return self.server.choice(request)
         except EndpointError as error:
-            # Newer models of OpenAI's want the limit under another name, and say so.
+            # Newer OpenAI models refuse max_tokens and name its successor.
             if "max_completion_tokens" in request or "max_completion_tokens" not in str(error):
                 raise
             self._limit = "max_completion_tokens"
-            return self._server.choice(self._request(messages, key, number))
+            return self.server.choice(self._request(messages, key, number))
 
     def _request(self, messages: list[Message], key: int, number: int) -> dict[str, Any]:
-        sampling = self._sampling
-        drawn = hashlib.sha256(f"{self._seed}/{key}/{number}".encode()).digest()
-        request: dict[str, Any] = {"model": self._model, "messages": messages, "temperature": sampling.temperature}
-        request |= {self._limit: sampling.max_new_tokens, "seed": int.from_bytes(drawn[:4], "big") >> 1}
+        sampling = self.sampling
+        digest = hashlib.sha256(f"{self.seed}/{key}/{number}".encode()).digest()
+        request: dict[str, Any] = {"model": self.model, "messages": messages, "temperature": sampling.temperature}
+        request |= {self._limit: sampling.max_new_tokens, "seed": int.from_bytes(digest[:4], "big") >> 1}
         if sampling.top_p != 1.0:
             request["top_p"] = sampling.top_p
         if sampling.stop:
@@ -97,10 +87,10 @@ class ChatEndpoint:
 
 
 def with_stop(text: str, stop: Sequence[str], choice: dict[str, Any]) -> tuple[str, bool]:
-    """An answer up to and including the first stop string, and whether it has one.
+    """(an answer up to and including its first stop string, whether it has one).
 
-    Servers leave the stop string out, and environments want to see it. vLLM names it; elsewhere a tag that was opened
-    and not closed tells which it was:
+    Servers leave the stop string out, and environments expect it. vLLM names it; for other servers an unclosed tag
+    tells which one it was:
 
         "<action>look"  with stop ["</action>"]  ->  "<action>look</action>", True
     """
@@ -119,63 +109,51 @@ def with_stop(text: str, stop: Sequence[str], choice: dict[str, Any]) -> tuple[s
 
 
 class _EndpointStream:
-    """A thread for each of the requests under way; all bookkeeping is in the thread that asks."""
+    """One thread per running request; all state is changed in the caller's thread."""
 
-    def __init__(
-        self,
-        said: Callable[[list[Message], int, int], tuple[str, bool]],
-        renderer: MessageRenderer,
-        *,
-        num_parallel: int,
-        on_lost: Lost | None,
-    ) -> None:
-        self._said, self._renderer, self._num_parallel, self._on_lost = said, renderer, num_parallel, on_lost
-        self._num_asked: Counter[int] = Counter()
+    def __init__(self, endpoint: ChatEndpoint) -> None:
+        self._endpoint, self._renderer = endpoint, endpoint.renderer
+        self._num_requests: Counter[int] = Counter()
         self._waiting: deque[tuple[list[Message], int, int]] = deque()
         self._num_running = 0
         self._answers: SimpleQueue[tuple[int, tuple[str, bool] | BaseException]] = SimpleQueue()
         self._num_answered = self._num_lost = 0
 
     def add(self, key: int, prompt: list[int]) -> None:
-        self._waiting.append((self._renderer.messages(prompt), key, self._num_asked[key]))
-        self._num_asked[key] += 1
+        self._waiting.append((self._renderer.messages(prompt), key, self._num_requests[key]))
+        self._num_requests[key] += 1
         self._start()
 
     def finished(self) -> list[tuple[int, Completion]]:
-        done: list[tuple[int, Completion]] = []
-        while not done and len(self):
-            answers = [self._answers.get()]
-            try:
-                while True:
-                    answers.append(self._answers.get_nowait())
-            except Empty:
-                pass
-            self._num_running -= len(answers)
-            self._start()
-            done += [(key, self._completion(key, answer)) for key, answer in answers]
-        return done
+        if not len(self):
+            return []
+        key, answer = self._answers.get()
+        self._num_running -= 1
+        self._start()
+        return [(key, self._completion(key, answer))]
 
     def __len__(self) -> int:
         return len(self._waiting) + self._num_running
 
     def _start(self) -> None:
-        while self._waiting and self._num_running < self._num_parallel:
+        while self._waiting and self._num_running < self._endpoint.num_parallel:
             self._num_running += 1
-            # A daemon, so that nobody waits for a slow server when the evaluation is given up.
+            # Daemons, so that an interrupted evaluation does not wait for a slow server.
             Thread(target=self._ask, args=self._waiting.popleft(), daemon=True).start()
 
     def _ask(self, messages: list[Message], key: int, number: int) -> None:
         try:
-            self._answers.put((key, self._said(messages, key, number)))
-        except BaseException as error:  # it is raised where the answer is waited for
+            self._answers.put((key, self._endpoint.reply(messages, key, number)))
+        except BaseException as error:  # raised by `finished`
             self._answers.put((key, error))
 
     def _completion(self, key: int, answer: tuple[str, bool] | BaseException) -> Completion:
         if isinstance(answer, UnansweredError):
             self._num_lost += 1
-            if self._on_lost is None or not self._num_answered or self._num_lost >= _MAX_LOST:
+            on_lost = self._endpoint.on_lost
+            if on_lost is None or not self._num_answered or self._num_lost >= _MAX_LOST:
                 raise EndpointError(str(answer)) from answer
-            self._on_lost(key, answer)
+            on_lost(key, answer)
             return self._renderer.completion("")
         if isinstance(answer, BaseException):
             raise answer

@@ -1,1 +1,1 @@
-"""Messages to token ids: chat templates, token encoding, images."""
+"""Chat messages to token ids and back: chat template, token encoding, images."""

@@ -1,6 +1,6 @@
-"""Chat messages with pictures to token ids, through a vision-language model's own processor. Makes no tensors.
+"""Chat messages with images to token ids, through a vision-language model's own processor. Makes no tensors.
 
-A picture's place in a prompt is a run of placeholder tokens, as many as the processor gives a picture of its size.
+In a prompt an image is a run of placeholder tokens, as many as the processor gives an image of its size.
 """
 
 from __future__ import annotations
@@ -11,50 +11,28 @@ from importlib.util import find_spec
 from typing import Any
 
 from spear_rl.errors import MissingExtraError
-from spear_rl.rollout.rendering.template import Message
-from spear_rl.types import ImagePrompt
+from spear_rl.rollout.rendering.encoding import Encoder
+from spear_rl.rollout.rendering.renderer import ChatRenderer, Message
 
-MAX_KNOWN = 4096
-_MARK = "\u2063mark\u2063"
+MAX_CACHED = 4096
 
 
-def opened(image: bytes) -> Any:
-    """A picture of Pillow's from the bytes of a file."""
+def pil_image(png: bytes) -> Any:
+    """A Pillow image from the bytes of a PNG file."""
     if find_spec("PIL") is None:
-        raise MissingExtraError("pictures need Pillow: pip install 'spear-rl[vision]'")
+        raise MissingExtraError("images need Pillow: pip install 'spear-rl[vision]'")
     from PIL import Image
 
-    return Image.open(io.BytesIO(image)).convert("RGB")
+    return Image.open(io.BytesIO(png)).convert("RGB")
 
 
-class VisionRenderer:
-    """A renderer over a Hugging Face processor; a message's pictures come before its text."""
+class VisionRenderer(ChatRenderer):
+    """A renderer over a Hugging Face processor; a message's images come before its text."""
 
     def __init__(self, processor: Any) -> None:
         self._processor, self._tokenizer = processor, processor.tokenizer
-        self._known: dict[tuple[str, tuple[tuple[int, int], ...]], list[int]] = {}
-
-    def prompt(self, messages: Sequence[Message]) -> list[int]:
-        images = tuple(image for message in messages for image in message.get("images", ()))
-        ids = self._ids(self._text(messages), images)
-        return ImagePrompt(ids, images) if images else ids
-
-    def extended(
-        self, prompt_ids: list[int], completion_ids: list[int], reply: str, images: tuple[bytes, ...] = ()
-    ) -> list[int]:
-        text = self._text([_said("user", "?"), _said("assistant", _MARK), _said("user", reply, images)])
-        between = self._ids(text.rpartition(_MARK)[2], images)
-        if completion_ids and between and completion_ids[-1] == between[0]:
-            between = between[1:]
-        seen = (*getattr(prompt_ids, "images", ()), *images)
-        ids = [*prompt_ids, *completion_ids, *between]
-        return ImagePrompt(ids, seen) if seen else ids
-
-    def answer(self, text: str) -> list[int]:
-        return [*self._tokenizer.encode(text, add_special_tokens=False), self._tokenizer.eos_token_id]
-
-    def parse(self, token_ids: list[int]) -> str:
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True)).strip()
+        self._encode = Encoder(processor.tokenizer)
+        self._cache: dict[tuple[str, tuple[tuple[int, int], ...]], list[int]] = {}
 
     def _text(self, messages: Sequence[Message]) -> str:
         parts = [
@@ -70,18 +48,13 @@ class VisionRenderer:
         return str(self._processor.apply_chat_template(parts, tokenize=False, add_generation_prompt=True))
 
     def _ids(self, text: str, images: tuple[bytes, ...]) -> list[int]:
-        """Token ids with a run of placeholders a picture. They hang on the pictures' sizes, not on what they show."""
-        pictures = [opened(image) for image in images]
-        key = (text, tuple(picture.size for picture in pictures))
-        known = self._known.get(key)
-        if known is None:
-            given: dict[str, Any] = {"images": [pictures]} if pictures else {}
-            if len(self._known) >= MAX_KNOWN:
-                self._known.clear()
-            ids = self._processor(text=[text], add_special_tokens=False, **given)["input_ids"][0]
-            known = self._known[key] = [int(token) for token in ids]
-        return known
-
-
-def _said(role: str, content: str, images: tuple[bytes, ...] = ()) -> Message:
-    return {"role": role, "content": content, "images": images}
+        """Token ids with the images' placeholders, which depend on the images' sizes, not on their content."""
+        opened = [pil_image(image) for image in images]
+        key = (text, tuple(image.size for image in opened))
+        if key not in self._cache:
+            if len(self._cache) >= MAX_CACHED:
+                self._cache.clear()
+            options: dict[str, Any] = {"images": [opened]} if opened else {}
+            ids = self._processor(text=[text], add_special_tokens=False, **options)["input_ids"][0]
+            self._cache[key] = [int(token) for token in ids]
+        return self._cache[key]

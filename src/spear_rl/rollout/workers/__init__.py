@@ -1,1 +1,1 @@
-"""Where environments run: in this process, or in a pool of worker processes."""
+"""The runner: environments run in-process or in a pool of workers."""

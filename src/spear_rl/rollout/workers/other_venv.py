@@ -1,7 +1,7 @@
-"""Tasks whose environments live in another virtual environment, with packages that this one must not have.
+"""Tasks whose environments live in another virtual environment, with packages that this one does not have.
 
-Such a task is a task like any other. In a worker of that virtual environment (`Pool(python=...)`) its environments are
-the real ones; in any other process they are played through one such worker, a step at a time.
+In a worker of that virtual environment (`Pool(python=...)`) a task makes its real environment. In any other process it
+makes one that forwards every step to such a worker.
 """
 
 from __future__ import annotations
@@ -19,57 +19,49 @@ from spear_rl.rollout.env import Environment, Observation, StepResult, Task
 from spear_rl.rollout.tasks import loaded_tasks, panel_of
 from spear_rl.rollout.workers.pool import Pool
 from spear_rl.rollout.workers.protocol import EnvironmentFailedError
-from spear_rl.rollout.workers.runner import Answer, Failure
+from spear_rl.rollout.workers.runner import Failure
+
+_PLAIN_FIELDS = ("id", "family", "instructions", "answer_format", "instructions_role", "unfinished_reward")
 
 
-def tasks_elsewhere(split: str, *, python: str, name: str, path: Sequence[str] = (), **options: Any) -> Sequence[Task]:
+def tasks_from_other_venv(split: str, *, python: str, name: str, **options: Any) -> Sequence[Task]:
     """The panel that `name` gives in the virtual environment of `python`, which needs no package of this one."""
-    python = os.path.abspath(python)
-    panel = _Panel(python, tuple(path), name, split, json.dumps(options, sort_keys=True))
+    panel = _Panel(os.path.abspath(python), name, split, json.dumps(options, sort_keys=True))
     try:
-        described = _colleague(python, panel.path).call(partial(_described, panel))
+        described = _shared_worker(panel.python).call(partial(_described_tasks, panel))
     except EnvironmentFailedError as error:
-        raise ConfigError(f"{name} gives no tasks with {python}: {error}") from error
+        raise ConfigError(f"{name} gives no tasks with {panel.python}: {error}") from error
     return tuple(
         Task(
-            id=task_id,
-            make_env=partial(environment, panel, task_id),
-            family=family,
-            instructions=instructions,
-            answer_format=answer_format,
-            demonstrate=partial(_demonstrated, panel, task_id) if has_expert else None,
-            instructions_role=role,
-            unfinished_reward=unfinished,
+            **fields,
+            make_env=partial(_make_env, panel, fields["id"]),
+            demonstrate=partial(_demonstrate, panel, fields["id"]) if has_expert else None,
         )
-        for task_id, family, instructions, answer_format, has_expert, role, unfinished in described
+        for fields, has_expert in described
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Panel:
-    """Everything it takes to find a panel again in another process."""
+    """Identifies a panel in any process."""
 
     python: str
-    path: tuple[str, ...]
     name: str
     split: str
     options: str
     """As JSON."""
 
 
-def environment(panel: _Panel, task_id: str) -> Environment:
-    """An environment of a task from elsewhere: the real one where it lives, one that asks there anywhere else."""
-    if sys.executable == panel.python:
-        return _tasks(panel)[task_id].make_env()
-    return _Remote(panel, task_id)
+def _make_env(panel: _Panel, task_id: str) -> Environment:
+    return _tasks(panel)[task_id].make_env() if sys.executable == panel.python else _RemoteEnv(panel, task_id)
 
 
-class _Remote:
-    """An environment that lives in a worker of another virtual environment."""
+class _RemoteEnv:
+    """Forwards to an environment in a worker of another virtual environment."""
 
     def __init__(self, panel: _Panel, task_id: str) -> None:
-        self._task = Task(task_id, partial(environment, panel, task_id))
-        self._pool, self._key = _colleague(panel.python, panel.path), id(self)
+        self._task = Task(task_id, partial(_make_env, panel, task_id))
+        self._pool, self._key = _shared_worker(panel.python), id(self)
 
     def reset(self) -> Observation:
         self._pool.open(self._key, self._task)
@@ -82,7 +74,7 @@ class _Remote:
     def close(self) -> None:
         self._pool.close(self._key)
 
-    def _answer(self) -> Answer:
+    def _answer(self) -> Observation | StepResult:
         [(_, answer)] = self._pool.answers(1)
         if isinstance(answer, Failure):
             raise answer.error
@@ -90,9 +82,9 @@ class _Remote:
 
 
 @lru_cache(maxsize=8)
-def _colleague(python: str, path: tuple[str, ...]) -> Pool:
-    """The one worker of a virtual environment that answers what is asked outside of any pool; it ends with us."""
-    return Pool(num_workers=1, python=python, path=path)
+def _shared_worker(python: str) -> Pool:
+    """One worker per virtual environment for requests outside of any pool; it ends with this process."""
+    return Pool(num_workers=1, python=python)
 
 
 @lru_cache(maxsize=8)
@@ -101,19 +93,15 @@ def _tasks(panel: _Panel) -> dict[str, Task]:
     return {task.id: task for task in tasks}
 
 
-def _described(panel: _Panel) -> list[tuple[str, str, str, str, bool, str, float]]:
-    return [
-        (
-            *(task.id, task.family, task.instructions, task.answer_format, task.demonstrate is not None),
-            *(task.instructions_role, task.unfinished_reward),
-        )
-        for task in _tasks(panel).values()
-    ]
+def _described_tasks(panel: _Panel) -> list[tuple[dict[str, Any], bool]]:
+    """(plain fields, whether it has an expert) of every task."""
+    tasks = _tasks(panel).values()
+    return [({name: getattr(task, name) for name in _PLAIN_FIELDS}, task.demonstrate is not None) for task in tasks]
 
 
-def _demonstrated(panel: _Panel, task_id: str, seed: int) -> list[str]:
+def _demonstrate(panel: _Panel, task_id: str, seed: int) -> list[str]:
     if sys.executable != panel.python:
-        actions = _colleague(panel.python, panel.path).call(partial(_demonstrated, panel, task_id, seed))
+        actions = _shared_worker(panel.python).call(partial(_demonstrate, panel, task_id, seed))
         return [str(action) for action in actions]
     demonstrate = _tasks(panel)[task_id].demonstrate
     return demonstrate(seed) if demonstrate else []

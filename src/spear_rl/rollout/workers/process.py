@@ -1,4 +1,4 @@
-"""One worker process as its pool sees it: started, spoken to without ever blocking, killed. Knows no episodes."""
+"""A worker process as its pool sees it: start it, exchange messages without ever blocking, kill it."""
 
 from __future__ import annotations
 
@@ -9,35 +9,28 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from spear_rl.io.escaping import clipped
-from spear_rl.rollout.workers.protocol import (
-    MAX_FRAME,
-    EnvironmentFailedError,
-    GarbledError,
-    Question,
-    answer_in,
-    frames,
-    question_frame,
-)
+from spear_rl.rollout.workers import protocol
+from spear_rl.rollout.workers.protocol import READY, EnvironmentFailedError, GarbledError, Kind
 
 HOME = Path(__file__).parents[2]
 PIPE_BYTES = 1 << 20
 TAIL_BYTES = 4000
 MAX_LOG_BYTES = 1 << 20
 
-# Imports this package alone from where it lies: in another virtual environment, none of the packages beside it.
+# Imports this package alone from its folder: in another virtual environment, none of the packages beside it.
 BOOT = """
 import json, sys
 from importlib.util import module_from_spec, spec_from_file_location
 settings = json.loads(sys.argv[1])
 sys.argv[1:] = []
-sys.path[:0] = settings["before"]
-sys.path[:] = settings["instead"] or sys.path
+sys.path[:] = settings["path"] or sys.path
 spec = spec_from_file_location("spear_rl", settings["home"] + "/__init__.py",
                                submodule_search_locations=[settings["home"]])
 package = sys.modules["spear_rl"] = module_from_spec(spec)
@@ -50,13 +43,12 @@ main()
 class WorkerProcess:
     """A worker of this interpreter, or of another virtual environment's.
 
-    It is a program of its own (never a fork of a process that may have threads and a GPU), in a session of its own (so
-    that Ctrl-C does not reach it and killing it takes along what it started). Its errors go to a file without a name.
+    It is a new program (never a fork of a process that may have threads and a GPU) in a session of its own, so that
+    Ctrl-C does not reach it and killing it also kills its children. Its standard error goes to an unnamed file.
     """
 
-    def __init__(self, *, python: str | None = None, path: Sequence[str] = ()) -> None:
-        instead = [] if python else [*path, *sys.path]
-        settings = json.dumps({"home": str(HOME), "before": list(path) if python else [], "instead": instead})
+    def __init__(self, *, python: str | None = None) -> None:
+        settings = json.dumps({"home": str(HOME), "path": [] if python else sys.path})
         self._log: Any = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (lives as long as the worker)
         fcntl.fcntl(self._log, fcntl.F_SETFL, fcntl.fcntl(self._log, fcntl.F_GETFL) | os.O_APPEND)
         try:
@@ -74,74 +66,87 @@ class WorkerProcess:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
-        for pipe in (self._stdin, self._stdout):
-            os.set_blocking(pipe.fileno(), False)
+        self.pid, self.input, self.output = self._process.pid, self._stdin.fileno(), self._stdout.fileno()
+        for pipe in (self.input, self.output):
+            os.set_blocking(pipe, False)
             with suppress(OSError, AttributeError):  # Linux only, and within the user's limit
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        self.pending: deque[tuple[int, str]] = deque([(READY, "start")])
+        """(number of the episode, kind) of the unanswered requests; the worker is busy with the first."""
+        self._busy_since = time.monotonic()
+        self._is_delivering = False
+        """The first pending request may not have been sent in full."""
         self._unsent, self._received = bytearray(), bytearray()
         self.is_garbled = False
-        """Something wrote to its pipe that is no answer to what was asked."""
+        """It wrote something that is not the answer to its first pending request."""
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
+    def current(self) -> tuple[int, str]:
+        """(number of the episode, kind) of the request that it is busy with."""
+        return self.pending[0] if self.pending else (READY, "nothing")
 
     @property
-    def output(self) -> int:
-        """The descriptor that becomes readable when there is an answer."""
-        return self._stdout.fileno()
-
-    @property
-    def input(self) -> int:
-        """The descriptor that becomes writable when there is room for what was not sent yet."""
-        return self._stdin.fileno()
+    def busy_seconds(self) -> float:
+        """A lower bound of the time spent on the current request, however rarely the pool looks."""
+        return time.monotonic() - self._busy_since
 
     @property
     def has_unsent(self) -> bool:
         return bool(self._unsent)
 
-    def put(self, question: Question) -> None:
-        """Have a question ready to go out with the next `flush`."""
-        self._unsent += question_frame(question)
+    def ask(self, kind: Kind, number: int, content: object) -> None:
+        """Queue a request; the next `flush` sends it."""
+        self._is_delivering |= not self.pending
+        self.pending.append((number, kind))
+        self._unsent += protocol.request_frame((kind, number, content))
 
-    def flush(self) -> bool:
-        """Write what the pipe takes; whether it took any."""
-        num_bytes = len(self._unsent)
-        with suppress(BlockingIOError, BrokenPipeError):  # its death is noticed by reading
+    def flush(self) -> None:
+        num_unsent = len(self._unsent)
+        if not num_unsent:
+            return
+        with suppress(BlockingIOError, BrokenPipeError):  # a dead worker is noticed by reading
             while self._unsent:
                 del self._unsent[: os.write(self.input, self._unsent[:PIPE_BYTES])]
-        return len(self._unsent) < num_bytes
+        if len(self._unsent) < num_unsent and self._is_delivering:
+            self._busy_since = time.monotonic()
+        self._is_delivering = self.has_unsent
 
-    def received(self) -> tuple[list[tuple[int, Any]], bool]:
-        """(the answers that have arrived, whether it is still alive); `is_garbled` if anything else has."""
+    def received(self) -> tuple[list[tuple[str, int, Any]], bool]:
+        """((kind, number, answer) of the requests answered since the last call, whether the worker is alive)."""
         is_alive = self._process.poll() is None
         with suppress(BlockingIOError):
-            while len(self._received) <= MAX_FRAME:  # who floods the pipe is found out, not waited for
+            while (
+                len(self._received) <= protocol.MAX_FRAME
+            ):  # a flooded pipe is an error, not a reason to read for ever
                 chunk = os.read(self.output, 1 << 20)
                 if not chunk:
                     is_alive = False
                     break
                 self._received += chunk
-        self._bound_log()
-        answers: list[tuple[int, Any]] = []
+        if os.fstat(self._log.fileno()).st_size > MAX_LOG_BYTES:
+            os.ftruncate(self._log.fileno(), 0)
+        answers: list[tuple[str, int, Any]] = []
         try:
-            for frame in frames(self._received):
-                answers.append(answer_in(frame))
+            for frame in protocol.frames(self._received):
+                number, answer = protocol.answer_in(frame)
+                self._busy_since = time.monotonic()
+                if not self.pending or number != self.pending[0][0]:
+                    raise GarbledError
+                answers.append((self.pending.popleft()[1], number, answer))
         except GarbledError:
             self.is_garbled = True
         return answers, is_alive
 
-    def tail(self) -> str:
-        """The end of what it printed."""
+    def log_tail(self) -> str:
         size = os.fstat(self._log.fileno()).st_size
         return os.pread(self._log.fileno(), TAIL_BYTES, max(size - TAIL_BYTES, 0)).decode("utf-8", "replace").strip()
 
-    def last_words(self) -> str:
-        """The last line of what it printed, for a sentence."""
-        return "".join(f"; it printed last: {clipped(line, 300)}" for line in self.tail().splitlines()[-1:])
+    def last_line(self) -> str:
+        """The last line that it printed, for an error message."""
+        return "".join(f"; it printed last: {clipped(line, 300)}" for line in self.log_tail().splitlines()[-1:])
 
     def kill(self, *, patience: float = 0.0) -> str:
-        """End it and all it started, after `patience` seconds; how it ended by itself, in words."""
+        """Kill it and its children after `patience` seconds; returns how it ended by itself, or "hung"."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(patience)
         before = self._process.returncode
@@ -151,24 +156,20 @@ class WorkerProcess:
         return "hung" if before is None else f"died of signal {-before}" if before < 0 else f"ended with code {before}"
 
     def end_input(self) -> None:
-        """Let it end by itself."""
+        """Close its standard input, upon which it ends."""
         with suppress(OSError):
             self._stdin.close()
 
     def close(self, *, patience: float) -> None:
-        """Wait until it has ended, for `patience` seconds at most; then make it."""
+        """Close its input, wait up to `patience` seconds and kill it."""
         self.end_input()
         self.kill(patience=patience)
         self._stdout.close()
         self._log.close()
 
-    def _bound_log(self) -> None:
-        if os.fstat(self._log.fileno()).st_size > MAX_LOG_BYTES:
-            os.ftruncate(self._log.fileno(), 0)
-
 
 def _environment(*, is_foreign: bool) -> dict[str, str]:
-    """One thread a worker, as there is one worker a core; another interpreter gets nothing of this one's."""
-    own = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} | os.environ
-    mine = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__") if is_foreign else ()
-    return {name: value for name, value in own.items() if name not in mine}
+    """One thread per worker, as there is one worker per core; another interpreter gets no Python settings of ours."""
+    variables = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} | os.environ
+    dropped = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__") if is_foreign else ()
+    return {name: value for name, value in variables.items() if name not in dropped}

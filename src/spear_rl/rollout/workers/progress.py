@@ -1,7 +1,6 @@
-"""Environments with somebody looking on: where every episode stands, and how many have ended how.
+"""A runner that reports progress: the state of every running episode, and totals of those that ended.
 
-Knows no prompts. Every answer is passed on as it is, with two exceptions that a policy can ask for: the episode is over
-when it has given up, and has failed when the policy itself could not be reached.
+Answers pass through unchanged, except that a policy can end its episode (`has_given_up`) or fail it (`fail`).
 """
 
 from __future__ import annotations
@@ -12,63 +11,61 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spear_rl.rollout.env import Observation, StepResult, Task
-from spear_rl.rollout.workers.runner import Answer, EnvRunner, Failure, InProcess
+from spear_rl.rollout.workers.runner import Answer, EnvRunner, Failure
 
 
 @dataclass
-class SeenEpisode:
-    """An episode under way, as its environment knows it."""
+class RunningEpisode:
+    """A running episode, as its environment sees it."""
 
     task: Task
     number: int
-    """How many episodes of the same task began before it."""
-    envs: EnvRunner = field(default_factory=InProcess)
-    """Who runs it, and its task's expert."""
+    """How many episodes of the same task started before it."""
+    runner: EnvRunner
     observation: Observation = field(default_factory=lambda: Observation(""))
-    """What was seen last."""
+    """The last one."""
     reward: float = 0.0
     success: bool | None = None
     has_given_up: bool = False
-    """Set by a policy that has nothing to say after its present action."""
+    """Set by a policy that has no action after the current one."""
     error: BaseException | None = None
-    """Why it failed."""
 
 
 @dataclass
 class Tally:
-    """How far an evaluation has come."""
+    """The progress of an evaluation, in episodes and turns."""
 
     num_episodes: int = 0
-    """In all, also those to come."""
+    """All of them, including those still to start."""
     num_ended: int = 0
     num_solved: int = 0
     num_failed: int = 0
     num_turns: int = 0
 
 
-class Watched:
-    """A runner around another one; `episodes` are those under way, by their keys.
+class ProgressRunner:
+    """A runner around another one; `episodes` are the running ones by key.
 
     Args:
-        notice: is told the tally after every answer and end.
+        notice: called with the tally after every turn and at every episode's end.
     """
 
     def __init__(
         self, runner: EnvRunner, *, num_episodes: int = 0, notice: Callable[[Tally], None] | None = None
     ) -> None:
-        self.episodes: dict[int, SeenEpisode] = {}
+        self.episodes: dict[int, RunningEpisode] = {}
         self.tally = Tally(num_episodes)
         self._runner, self._notice = runner, notice or (lambda _: None)
-        self._num_begun: Counter[str] = Counter()
-        self._lost: list[tuple[int, Answer]] = []
+        self._num_started: Counter[str] = Counter()
+        self._failures: list[tuple[int, Answer]] = []
 
-    def lose(self, key: int, error: BaseException) -> None:
-        """The policy cannot be reached in this episode: whatever it is said to say is answered by a failure."""
+    def fail(self, key: int, error: BaseException) -> None:
+        """Fail an episode whose policy cannot be reached: the answer to its next action is a Failure."""
         self.episodes[key].error = error
 
     def open(self, key: int, task: Task) -> None:
-        self.episodes[key] = SeenEpisode(task, self._num_begun[task.id], self._runner)
-        self._num_begun[task.id] += 1
+        self.episodes[key] = RunningEpisode(task, self._num_started[task.id], self._runner)
+        self._num_started[task.id] += 1
         self._runner.open(key, task)
 
     def step(self, key: int, action: str) -> None:
@@ -76,18 +73,18 @@ class Watched:
         if error is None:
             self._runner.step(key, action)
         else:
-            self._lost.append((key, Failure(error)))
+            self._failures.append((key, Failure(error)))
 
     def answers(self, at_least: int) -> list[tuple[int, Answer]]:
-        lost, self._lost = self._lost, []
-        heard = self._runner.answers(max(at_least - len(lost), 0))
-        return [*lost, *((key, self._passed_on(self.episodes[key], answer)) for key, answer in heard)]
+        failures, self._failures = self._failures, []
+        answers = self._runner.answers(max(at_least - len(failures), 0))
+        return [*failures, *((key, self._recorded(self.episodes[key], answer)) for key, answer in answers)]
 
     def close(self, key: int) -> None:
         self._runner.close(key)
         episode = self.episodes.pop(key, None)
         if episode is not None:
-            self._lost = [(other, answer) for other, answer in self._lost if other != key]
+            self._failures = [(other, answer) for other, answer in self._failures if other != key]
             solved = episode.reward > 0 if episode.success is None else episode.success
             self.tally.num_ended += 1
             self.tally.num_failed += episode.error is not None
@@ -98,9 +95,9 @@ class Watched:
         return self._runner.call(function)
 
     def __len__(self) -> int:
-        return len(self._runner) + len(self._lost)
+        return len(self._runner) + len(self._failures)
 
-    def _passed_on(self, episode: SeenEpisode, answer: Answer) -> Answer:
+    def _recorded(self, episode: RunningEpisode, answer: Answer) -> Answer:
         if isinstance(answer, Failure):
             episode.error = answer.error
         elif isinstance(answer, StepResult):

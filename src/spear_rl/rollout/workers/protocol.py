@@ -1,7 +1,7 @@
-"""What goes over the pipes between a pool and its workers: length-prefixed frames. Knows no processes.
+"""Messages over the pipes between a pool and its workers: length-prefixed frames.
 
-Questions are pickled: the trainer made them, and a task's `make_env` is a picklable callable. Answers are JSON: the
-trainer never unpickles what a worker wrote, and a worker may have classes and number types that the trainer lacks.
+Requests are pickled: the trainer makes them, and a task's `make_env` is a picklable callable. Answers are JSON: the
+trainer never unpickles what a worker wrote, and a worker may have classes that the trainer lacks.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ import pickle
 import struct
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
-from json import dumps, loads  # by name: an environment may put others into the module
+from json import dumps, loads  # by name: an environment may replace the module's functions
 from typing import Any, Literal
 
 from spear_rl.errors import UserError
-from spear_rl.rollout.contract import ContractError, with_place
+from spear_rl.rollout.contract import ContractError, with_location
 from spear_rl.rollout.env import Observation, StepResult
 
 Kind = Literal["load", "open", "step", "call", "close"]
-Question = tuple[Kind, int, Any]
-"""(kind, number of the episode, what it is about): each is answered once, in the order they were asked.
+Request = tuple[Kind, int, Any]
+"""(kind, number of the episode, content); each is answered once, in order.
 
-load   a pickled `make_env`   -> None, once what it needs is imported
+load   a pickled `make_env`   -> None, once its modules are imported
 open   None                   -> the first observation
 step   an action              -> a step's result
-call   a pickled function     -> what it returns, which JSON must be able to hold
+call   a pickled function     -> its return value, which must fit into JSON
 close  None                   -> None
 """
 READY = -1
-"""The number of the one answer that nobody asked for: the worker is up."""
+"""The number of the first answer, which has no request: the worker has started."""
 
 MAX_FRAME = 1 << 29
 """Maximum size of a frame in bytes."""
@@ -41,7 +41,7 @@ class EnvironmentFailedError(UserError, RuntimeError):
 
 
 class GarbledError(Exception):
-    """What arrived from a worker is no answer: an environment got hold of the pipe."""
+    """A worker wrote something that is not an answer: an environment got hold of the pipe."""
 
 
 def framed(payload: bytes) -> bytes:
@@ -49,7 +49,7 @@ def framed(payload: bytes) -> bytes:
 
 
 def frames(received: bytearray) -> Iterator[bytes]:
-    """Take the complete frames out of what was received; the rest stays."""
+    """Remove the complete frames from `received`; the rest stays."""
     while len(received) >= _LENGTH.size:
         end = _LENGTH.size + _LENGTH.unpack_from(received)[0]
         if end > MAX_FRAME:
@@ -60,12 +60,12 @@ def frames(received: bytearray) -> Iterator[bytes]:
         del received[:end]
 
 
-def question_frame(question: Question) -> bytes:
-    return framed(pickle.dumps(question, protocol=4))
+def request_frame(request: Request) -> bytes:
+    return framed(pickle.dumps(request, protocol=4))
 
 
 def answer_frame(number: int, answer: object) -> bytes:
-    """A checked observation or step's result, an exception, or any plain value."""
+    """The frame of a checked observation or step's result, an exception, or any plain value."""
     if isinstance(answer, StepResult):
         entry: list[object] = ["result", _plain(answer.observation), answer.reward, answer.done, answer.used_tool]
         entry += [answer.invalid, answer.success, answer.metrics]
@@ -74,17 +74,14 @@ def answer_frame(number: int, answer: object) -> bytes:
     elif isinstance(answer, ContractError):
         entry = ["violation", answer.what, answer.task_id]
     elif isinstance(answer, BaseException):
-        entry = ["error", with_place(answer)]
+        entry = ["error", with_location(answer)]
     else:
         entry = ["value", answer]
     return framed(dumps([number, *entry]).encode("ascii"))
 
 
 def answer_in(frame: bytes) -> tuple[int, Any]:
-    """(episode's number, answer) of a frame, not checked yet; what a worker's environment raised comes as an exception.
-
-    Raises GarbledError where it is no answer at all.
-    """
+    """(number of the episode, unchecked answer) of a frame; an error comes as an exception. May raise GarbledError."""
     try:
         number, kind, *parts = loads(frame)
         if kind == "result":
@@ -102,9 +99,9 @@ def answer_in(frame: bytes) -> tuple[int, Any]:
 
 
 def _plain(observation: Observation) -> list[object]:
-    plain: list[object] = [observation.text, observation.state_key, observation.choices]
-    return plain if not observation.images else [*plain, [b64encode(image).decode() for image in observation.images]]
+    images = [b64encode(image).decode() for image in observation.images]
+    return [observation.text, observation.state_key, observation.choices, images]
 
 
-def _observation(text: str, state_key: str, choices: list[str], images: Sequence[str] = ()) -> Observation:
+def _observation(text: str, state_key: str, choices: list[str], images: Sequence[str]) -> Observation:
     return Observation(text, state_key, tuple(choices), tuple(map(b64decode, images)))

@@ -1,4 +1,4 @@
-"""Who runs the environments: this process, or others (`pool`). An episode is named by a key; questions get answers."""
+"""The runner: runs many environments at once, in-process (`InProcess`) or in a pool of workers (`pool`)."""
 
 from __future__ import annotations
 
@@ -8,91 +8,83 @@ from functools import partial
 from typing import Any, Protocol
 
 from spear_rl.errors import UserError
-from spear_rl.rollout.contract import ContractError, acted, begun, checked_actions, closed, with_place
+from spear_rl.rollout import contract
+from spear_rl.rollout.contract import ContractError
 from spear_rl.rollout.env import Environment, Observation, StepResult, Task
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What comes instead of an answer when the machinery broke, also when it was tried again."""
+    """Instead of an answer: the environment or its worker failed, also when it was retried."""
 
     error: BaseException
 
 
 Answer = Observation | StepResult | Failure
-"""Observations and results are as `contract` says."""
+"""Observations and results are checked (`contract`)."""
 
 
 class EnvRunner(Protocol):
-    """Many episodes at once: one question each at a time, answers as they come."""
+    """Runs episodes, each named by a key: one pending request per episode, answers in any order.
 
-    def open(self, key: int, task: Task) -> None:
-        """Start an episode of `task`; answered by its first Observation."""
-        ...
+    open     start an episode of `task`; its answer is the first Observation
+    step     act in an episode; its answer is a StepResult
+    answers  wait for `at_least` answers (at most as many as are pending) and return all there are
+    close    end the episode; its pending answer, if any, is dropped
+    call     call a function of an environment's author where the environments run; it returns plain values
+    len()    the number of pending answers
+    """
 
-    def step(self, key: int, action: str) -> None:
-        """Act in an episode; answered by a StepResult."""
-        ...
-
-    def answers(self, at_least: int) -> list[tuple[int, Answer]]:
-        """Wait for `at_least` answers (at most as many as are due) and give all there are."""
-        ...
-
-    def close(self, key: int) -> None:
-        """The episode is over, or given up; an answer that is still due will not come."""
-        ...
-
-    def call(self, function: Callable[[], Any]) -> Any:
-        """What a function of an environment's author returns where the environments run; plain values only."""
-        ...
-
-    def __len__(self) -> int:
-        """How many answers are due."""
-        ...
+    def open(self, key: int, task: Task) -> None: ...
+    def step(self, key: int, action: str) -> None: ...
+    def answers(self, at_least: int) -> list[tuple[int, Answer]]: ...
+    def close(self, key: int) -> None: ...
+    def call(self, function: Callable[[], Any]) -> Any: ...
+    def __len__(self) -> int: ...
 
 
-def demonstrated(task: Task, seed: int, envs: EnvRunner) -> list[str]:
+def expert_actions(task: Task, seed: int, runner: EnvRunner) -> list[str]:
     """The checked actions of one expert episode."""
     if task.demonstrate is None:
         raise UserError(f"task {task.id} has no expert to demonstrate it: use an environment with demonstrations")
     try:
-        actions = envs.call(partial(task.demonstrate, seed))
+        actions = runner.call(partial(task.demonstrate, seed))
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise UserError(f"demonstrate of {task.id} raised {with_place(error)}") from error
+        raise UserError(f"demonstrate of {task.id} raised {contract.with_location(error)}") from error
     try:
-        return checked_actions(actions, lambda: f"demonstrate({seed})")
+        return contract.checked_actions(actions, f"demonstrate({seed})")
     except ContractError as error:
         raise error.of(task.id) from error
 
 
 class NotRepeatableError(RuntimeError):
-    """A replayed episode went another way: what the policy did so far cannot be brought back."""
+    """A replayed episode went another way, so its state cannot be restored."""
 
 
 @dataclass
 class Record:
-    """What an episode said and heard: enough to bring a fresh environment to the same point."""
+    """The actions and answers of an episode: enough to restore its state in a new environment."""
 
     task: Task
     actions: list[str] = field(default_factory=list)
-    heard: list[Observation | StepResult] = field(default_factory=list)
-    """One answer to the reset and one to each action that was answered."""
+    answers: list[Observation | StepResult] = field(default_factory=list)
+    """One for the reset and one per answered action."""
 
     def check(self, number: int, answer: Observation | StepResult) -> None:
-        """Answer `number` of a replay must be what it was."""
-        if answer != self.heard[number]:
+        """Answer `number` of a replay must equal the recorded one."""
+        if answer != self.answers[number]:
             raise NotRepeatableError(
                 f"{self.task.id} did not repeat itself at answer {number} of a replay: it is not deterministic"
             )
 
 
 class InProcess:
-    """Environments in this process, each question answered as it is asked.
+    """Runs environments in this process; every request is answered at once.
 
-    An environment that raises (also SystemExit) is made again and brought to the same point once; if it raises again,
-    the answer is a Failure. What returns something else than it should ends the run, and so does Ctrl-C.
+    An episode whose environment raises (also SystemExit) is replayed once in a new environment; if that raises too, the
+    answer is a Failure. ContractError and KeyboardInterrupt end the run.
     """
 
     def __init__(self) -> None:
@@ -115,7 +107,7 @@ class InProcess:
     def close(self, key: int) -> None:
         self._records.pop(key, None)
         self._ready = [(other, answer) for other, answer in self._ready if other != key]
-        self._discard(key)
+        self._close_env(key)
 
     def call(self, function: Callable[[], Any]) -> Any:
         return function()
@@ -128,8 +120,8 @@ class InProcess:
         error: BaseException
         for _ in range(2):
             try:
-                answer = self._asked(key, record)
-                record.heard.append(answer)
+                answer = self._env_answer(key, record)
+                record.answers.append(answer)
                 return answer
             except KeyboardInterrupt:
                 raise
@@ -137,21 +129,21 @@ class InProcess:
                 raise raised.of(record.task.id) from raised
             except BaseException as raised:
                 error = raised
-                self._discard(key)
+                self._close_env(key)
         return Failure(error)
 
-    def _asked(self, key: int, record: Record) -> Observation | StepResult:
-        """The answer to the newest question, from the environment at hand or from a fresh one."""
-        if key not in self._envs:
-            env = self._envs[key] = record.task.make_env()
-            answer: Observation | StepResult = begun(env)
-            for number, action in enumerate(record.actions):
-                record.check(number, answer)
-                answer = acted(env, action)
-            return answer
-        return acted(self._envs[key], record.actions[-1])
+    def _env_answer(self, key: int, record: Record) -> Observation | StepResult:
+        """The answer to the last action, after a replay if the environment is new."""
+        if key in self._envs:
+            return contract.checked_step(self._envs[key], record.actions[-1])
+        env = self._envs[key] = record.task.make_env()
+        answer: Observation | StepResult = contract.checked_reset(env)
+        for number, action in enumerate(record.actions):
+            record.check(number, answer)
+            answer = contract.checked_step(env, action)
+        return answer
 
-    def _discard(self, key: int) -> None:
+    def _close_env(self, key: int) -> None:
         env = self._envs.pop(key, None)
         if env is not None:
-            closed(env)
+            contract.close_quietly(env)

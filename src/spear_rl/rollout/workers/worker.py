@@ -1,7 +1,7 @@
-"""A process that plays environments for a pool: questions on its standard input, answers on its standard output.
+"""The program of a worker process: requests on its standard input, answers on its standard output.
 
-Standard library and the environments' own packages only; never torch. It ends when its input does, so that none is left
-behind by a trainer that was killed, and what an environment prints goes to standard error.
+Needs the standard library and the environments' own packages only; never torch. It ends when its input does, so that
+none outlives a killed trainer. What an environment prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -15,56 +15,55 @@ import time
 from queue import SimpleQueue
 from typing import Any, BinaryIO
 
-from spear_rl.rollout.contract import acted, begun, closed
-from spear_rl.rollout.workers.protocol import READY, Question, answer_frame, frames
+from spear_rl.rollout.contract import checked_reset, checked_step, close_quietly
+from spear_rl.rollout.workers.protocol import READY, Request, answer_frame, frames
 
 GRACE = 1.0
-"""Seconds that a step under way has to end in once the input has ended."""
+"""Seconds for a running step to finish once the input has ended."""
 
 
 def main() -> None:
-    """Answer questions until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which then closes the pool
-    source, sink = _own_pipes()
-    questions: SimpleQueue[Question | None] = SimpleQueue()
-    threading.Thread(target=_read, args=(source, questions), daemon=True).start()
+    source, sink = _private_pipes()
+    requests: SimpleQueue[Request | None] = SimpleQueue()
+    threading.Thread(target=_read, args=(source, requests), daemon=True).start()
     envs: dict[int, Any] = {}
-    me = os.getpid()
+    pid = os.getpid()
     _write(sink, answer_frame(READY, "ready"))
-    while (question := questions.get()) is not None:
-        number = question[1]
+    while (request := requests.get()) is not None:
+        number = request[1]
         try:
-            frame = answer_frame(number, _answer(envs, question))
-        except BaseException as error:  # Ctrl-C is ignored here, so whatever is raised is the environment's own
+            frame = answer_frame(number, _answer(envs, request))
+        except BaseException as error:  # SIGINT is ignored, so a KeyboardInterrupt is the environment's own
             envs.pop(number, None)
             frame = answer_frame(number, error)
-        if os.getpid() != me:  # an environment forked: only one of the two may answer
+        if os.getpid() != pid:  # an environment forked: the child must not answer
             os._exit(0)
         _write(sink, frame)
     for env in envs.values():
-        closed(env)
+        close_quietly(env)
     _end()
 
 
-def _answer(envs: dict[int, Any], question: Question) -> object:
-    """What is asked for; `envs` are environments by number, or before they are opened the functions that make them."""
-    kind, number, content = question
+def _answer(envs: dict[int, Any], request: Request) -> object:
+    """The answer to a request; `envs` holds environments by number and, until they are opened, their `make_env`."""
+    kind, number, content = request
     if kind == "load":
         envs[number] = pickle.loads(content)
     elif kind == "open":
         envs[number] = envs[number]()
-        return begun(envs[number])
+        return checked_reset(envs[number])
     elif kind == "step":
-        return acted(envs[number], content)
+        return checked_step(envs[number], content)
     elif kind == "call":
         return pickle.loads(content)()
     elif number in envs:
-        closed(envs.pop(number))
+        close_quietly(envs.pop(number))
     return None
 
 
-def _own_pipes() -> tuple[BinaryIO, int]:
-    """The two ends of the protocol, out of reach of whatever reads or prints in here."""
+def _private_pipes() -> tuple[BinaryIO, int]:
+    """The two ends of the protocol, moved away from the descriptors that environments read and print to."""
     source, sink = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -74,14 +73,14 @@ def _own_pipes() -> tuple[BinaryIO, int]:
     return open(source, "rb", buffering=0), sink
 
 
-def _read(source: BinaryIO, questions: SimpleQueue[Any]) -> None:
-    """Pass questions on as they come, also while a step is under way; at the end of input, end the process."""
+def _read(source: BinaryIO, requests: SimpleQueue[Any]) -> None:
+    """Queue requests as they arrive, also during a step; at the end of input, end the process."""
     received = bytearray()
     while chunk := source.read(1 << 16):
         received += chunk
         for frame in frames(received):
-            questions.put(pickle.loads(frame))
-    questions.put(None)
+            requests.put(pickle.loads(frame))
+    requests.put(None)
     time.sleep(GRACE)
     _end()
 
@@ -93,5 +92,5 @@ def _write(sink: int, frame: bytes) -> None:
 
 
 def _end() -> None:
-    """End this process and, as it leads a session of its own, whatever an environment started in it."""
+    """Kill this process's group, which is its own session: also whatever an environment started."""
     os.killpg(os.getpgrp(), signal.SIGKILL)

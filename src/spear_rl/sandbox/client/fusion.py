@@ -1,7 +1,7 @@
-"""Hands code to a SandboxFusion service over HTTP. What isolates it is the service; this only bounds what comes back.
+"""Runs code at a SandboxFusion service over HTTP. The service isolates it; this module bounds what comes back.
 
-One-off code goes to /run_code. The service keeps no state, so an episode sends its earlier cells again to /run_jupyter
-and reads the last one's result: they run again each time, in a fresh notebook.
+One-off code goes to /run_code. The service keeps no state, so an episode sends its earlier cells again to /run_jupyter,
+where they run in a fresh notebook, and reads the result of the last one.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ import json
 import re
 import time
 import urllib.request
+from dataclasses import replace
 from http.client import HTTPException
 from typing import Any
 
 from spear_rl.io.http import bounded_opener
-from spear_rl.sandbox.limits import Limits
-from spear_rl.sandbox.result import Result
-from spear_rl.sandbox.unavailable import SandboxUnavailable
+from spear_rl.sandbox.types import Limits, Result, SandboxUnavailable
 
 GRACE_SECONDS = 30.0
-"""For the way there and back and a queue at the service, on top of the code's own time."""
+"""For the transfer and a queue at the service, on top of the code's own time limit."""
 SEEDING = """
 import random as _random
 _random.seed({seed})
@@ -30,153 +29,129 @@ try:
 except ImportError:
     pass
 """
-TOO_LATE = "TimeLimitExceeded"
+TIMED_OUT = "TimeLimitExceeded"
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
-class FusionCells:
-    """One episode at a service, seen as the interpreter sees any other."""
+class FusionEpisode:
+    """One episode at a service, with the interface of `Episode`."""
 
     def __init__(self, url: str, limits: Limits, *, seed: int | None) -> None:
         self._url, self._limits = url.rstrip("/"), limits
-        self._first = [] if seed is None else [SEEDING.format(seed=seed % (1 << 32))]
+        self._seeding = [] if seed is None else [SEEDING.format(seed=seed % (1 << 32))]
         self._earlier: list[str] = []
         self.is_alive = True
 
     def run(self, code: str, *, is_last: bool) -> Result:
-        """Run code; the only one of its episode if it is also the last."""
         code = code.encode("utf-8", "replace").decode()
-        started = time.monotonic()
-        answer = self._in_notebook(code) if self._first or self._earlier or not is_last else self._alone(code)
-        if not answer.timed_out:  # such a cell is left out of what is run again: the variables from before it stay
+        started, max_chars = time.monotonic(), self._limits.output_chars
+        is_one_off = is_last and not self._seeding and not self._earlier
+        result = self._run_code(code) if is_one_off else self._run_notebook(code)
+        if not result.timed_out:  # a cell that timed out is not sent again: the variables before it stay
             self._earlier.append(code)
-        return self._bounded(answer, time.monotonic() - started)
+        return replace(
+            result,
+            stdout=result.stdout[:max_chars],
+            error=None if result.error is None else result.error[-max_chars:],
+            truncated=len(result.stdout) > max_chars or len(result.stderr) > max_chars,
+            stderr=result.stderr[:max_chars],
+            seconds=time.monotonic() - started,
+        )
 
     def close(self) -> None:
         self._earlier.clear()
 
-    def _alone(self, code: str) -> Result:
+    def _run_code(self, code: str) -> Result:
         limits = self._limits
-        reply = self._post(
-            "run_code",
-            {
-                "code": showing_last_value(code),
-                "language": "python",
-                "run_timeout": limits.seconds,
-                "compile_timeout": limits.seconds,
-                "memory_limit_MB": limits.memory_mb,
-            },
-            seconds=limits.seconds,
-        )
-        ran = _record(reply.get("run_result"))
-        if ran is None:
+        request = {"code": showing_last_value(code), "language": "python", "memory_limit_MB": limits.memory_mb}
+        request |= {"run_timeout": limits.seconds, "compile_timeout": limits.seconds}
+        reply = self._post("run_code", request, seconds=limits.seconds)
+        ran = reply.get("run_result")
+        if not isinstance(ran, dict):
             raise SandboxUnavailable(f"SandboxFusion ran nothing: {str(reply.get('message'))[:500]}")
-        timed_out = ran.get("status") == TOO_LATE
-        stderr = _text(ran.get("stderr"))
-        is_fine = reply.get("status") == "Success"
-        error = None if is_fine else self._late() if timed_out else stderr or f"Exit code {ran.get('return_code')}."
-        return Result(
-            _text(ran.get("stdout")),
-            error,
-            timed_out=timed_out,
-            out_of_memory="MemoryError" in (error or ""),
-            stderr=stderr if is_fine else "",
-        )
+        stdout, stderr, timed_out = _text(ran.get("stdout")), _text(ran.get("stderr")), ran.get("status") == TIMED_OUT
+        if reply.get("status") == "Success":
+            return Result(stdout, stderr=stderr, timed_out=timed_out)
+        if timed_out:
+            return self._timed_out(stdout)
+        error = stderr or f"Exit code {ran.get('return_code')}."
+        return Result(stdout, error, out_of_memory="MemoryError" in error)
 
-    def _in_notebook(self, code: str) -> Result:
-        limits = self._limits
-        cells = [*self._first, *self._earlier, code]
-        seconds = limits.seconds * len(cells)
-        reply = self._post(
-            "run_jupyter",
-            {"cells": cells, "cell_timeout": limits.seconds, "total_timeout": seconds, "kernel": "python3"},
-            seconds=seconds,
-        )
-        if (_record(reply.get("driver")) or {}).get("status") == TOO_LATE:
-            return Result("", self._late(), timed_out=True)
+    def _run_notebook(self, code: str) -> Result:
+        cells = [*self._seeding, *self._earlier, code]
+        seconds = self._limits.seconds * len(cells)
+        request = {"cells": cells, "cell_timeout": self._limits.seconds, "total_timeout": seconds, "kernel": "python3"}
+        reply = self._post("run_jupyter", request, seconds=seconds)
+        if _is_notebook_timeout(reply):
+            return self._timed_out("")
         done = reply.get("cells")
-        last = _record(done[-1]) if isinstance(done, list) and len(done) == len(cells) else None
-        if last is None:
+        last = done[-1] if isinstance(done, list) and len(done) == len(cells) else None
+        if not isinstance(last, dict):
             raise SandboxUnavailable(f"SandboxFusion ran no notebook: {str(reply.get('message'))[:500]}")
         errors, displays = last.get("error"), last.get("display")
-        told = "\n".join(_told(error) for error in errors) if isinstance(errors, list) else ""
-        shown = "".join(_plain(display) for display in displays) if isinstance(displays, list) else ""
+        error = "\n".join(map(_error_text, errors)) if isinstance(errors, list) else ""
+        shown = "".join(map(_display_text, displays)) if isinstance(displays, list) else ""
         return Result(
             _text(last.get("stdout")) + shown,
-            told or None,
-            out_of_memory="MemoryError" in told,
+            error or None,
+            out_of_memory="MemoryError" in error,
             stderr=_text(last.get("stderr")),
         )
 
-    def _late(self) -> str:
-        return f"Timed out after {self._limits.seconds:g} seconds."
+    def _timed_out(self, stdout: str) -> Result:
+        return Result(stdout, f"Timed out after {self._limits.seconds:g} seconds.", timed_out=True)
 
-    def _bounded(self, answer: Result, seconds: float) -> Result:
-        most = self._limits.output_chars
-        return Result(
-            stdout=answer.stdout[:most],
-            error=None if answer.error is None else answer.error[-most:],
-            timed_out=answer.timed_out,
-            out_of_memory=answer.out_of_memory,
-            truncated=len(answer.stdout) > most or len(answer.stderr) > most,
-            stderr=answer.stderr[:most],
-            seconds=seconds,
-        )
-
-    def _post(self, path: str, question: dict[str, Any], *, seconds: float) -> dict[str, Any]:
-        request = urllib.request.Request(
-            f"{self._url}/{path}", json.dumps(question).encode(), {"Content-Type": "application/json"}
-        )
-        most = self._limits.file_bytes
+    def _post(self, path: str, content: dict[str, Any], *, seconds: float) -> dict[str, Any]:
+        url, max_bytes = f"{self._url}/{path}", self._limits.file_bytes
+        request = urllib.request.Request(url, json.dumps(content).encode(), {"Content-Type": "application/json"})
         try:
             with bounded_opener().open(request, timeout=seconds + GRACE_SECONDS) as response:
-                payload = response.read(most + 1)
-            if len(payload) > most:
-                raise SandboxUnavailable(f"SandboxFusion answered with more than {most} bytes")
+                payload = response.read(max_bytes + 1)
+            if len(payload) > max_bytes:
+                raise SandboxUnavailable(f"SandboxFusion answered with more than {max_bytes} bytes")
             reply = json.loads(payload)
         except (OSError, HTTPException, ValueError, RecursionError) as error:
             raise SandboxUnavailable(f"SandboxFusion at {self._url} does not answer as it should: {error}") from error
         if not isinstance(reply, dict):
-            raise SandboxUnavailable("SandboxFusion answered with something else than a record")
-        is_late = (_record(reply.get("driver")) or {}).get(
-            "status"
-        ) == TOO_LATE  # a notebook's time-out comes as a failure
-        if reply.get("status") == "SandboxError" and not is_late:
+            raise SandboxUnavailable("SandboxFusion answered with something else than a JSON object")
+        if reply.get("status") == "SandboxError" and not _is_notebook_timeout(reply):
             raise SandboxUnavailable(f"SandboxFusion failed: {str(reply.get('message'))[:500]}")
         return reply
 
 
 def showing_last_value(code: str) -> str:
-    """The code with its trailing expression printed as in a notebook, and every line where it was.
+    """The code with its trailing expression printed as in a notebook; line numbers stay the same.
 
     `x = 1; x + 1  # two` -> `x = 1; __import__('sys').displayhook((x + 1))  # two`
     """
     try:
         body = ast.parse(code).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the service will say so
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the service will report it
         return code
     if not body or not isinstance(last := body[-1], ast.Expr):
         return code
     lines = [line.encode() for line in code.splitlines(keepends=True)]  # the parser counts columns in bytes
     assert last.end_lineno is not None
     assert last.end_col_offset is not None
-    end, start = last.end_lineno - 1, last.lineno - 1
-    lines[end] = lines[end][: last.end_col_offset] + b"))" + lines[end][last.end_col_offset :]
-    lines[start] = (
-        lines[start][: last.col_offset] + b"__import__('sys').displayhook((" + lines[start][last.col_offset :]
-    )
+    for number, column, inserted in (
+        (last.end_lineno - 1, last.end_col_offset, b"))"),
+        (last.lineno - 1, last.col_offset, b"__import__('sys').displayhook(("),
+    ):
+        lines[number] = lines[number][:column] + inserted + lines[number][column:]
     return b"".join(lines).decode()
 
 
-def _record(value: object) -> dict[str, Any] | None:
-    return value if isinstance(value, dict) else None
+def _is_notebook_timeout(reply: dict[str, Any]) -> bool:
+    """A notebook's time-out is reported as a failure of its driver."""
+    driver = reply.get("driver")
+    return isinstance(driver, dict) and driver.get("status") == TIMED_OUT
 
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _told(error: object) -> str:
+def _error_text(error: object) -> str:
     """One error of a notebook, without colours."""
     if not isinstance(error, dict):
         return str(error)
@@ -185,7 +160,6 @@ def _told(error: object) -> str:
     return ESCAPES.sub("", "\n".join(map(str, lines)) if isinstance(lines, list) and lines else short)
 
 
-def _plain(display: object) -> str:
-    """What a notebook would show of a value, as text."""
-    text = (_record(display) or {}).get("text/plain")
+def _display_text(display: object) -> str:
+    text = display.get("text/plain") if isinstance(display, dict) else None
     return f"{text}\n" if isinstance(text, str) else ""

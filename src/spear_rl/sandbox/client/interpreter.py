@@ -1,4 +1,4 @@
-"""The code interpreter: a pool of sandboxed Python processes, for one-off code and for episodes with a state."""
+"""The code interpreter: a pool of sandboxed Python processes, for one-off calls and for episodes with state."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import replace
-from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING
 
 from spear_rl.io.escaping import one_line
 from spear_rl.sandbox.client.episode import Episode
 from spear_rl.sandbox.client.forkserver import ForkServer, NoProcessError, ServerGoneError
-from spear_rl.sandbox.client.semaphore import Places
+from spear_rl.sandbox.client.semaphore import FairSemaphore
 from spear_rl.sandbox.isolation.backends import ISOLATING, UNSAFE
-from spear_rl.sandbox.limits import Limits
-from spear_rl.sandbox.result import Result
-from spear_rl.sandbox.unavailable import SandboxUnavailable
+from spear_rl.sandbox.types import Limits, Result, SandboxUnavailable
+
+if TYPE_CHECKING:
+    from spear_rl.sandbox.client.fusion import FusionEpisode
 
 FUSION = "sandbox-fusion"
 BACKENDS = ("auto", *ISOLATING, UNSAFE, FUSION)
@@ -32,7 +32,7 @@ UNSAFE_WARNING = (
 
 log = logging.getLogger("spear_rl.sandbox")
 
-# Tries what must not work. Run once at the start: a kernel that accepts the rules and does not keep them is found out.
+# Each attempt must fail. Run at every start, to detect a kernel that accepts the rules and does not enforce them.
 SELF_TEST = """
 import os, socket, sys
 broken = []
@@ -55,28 +55,18 @@ print("isolated" if not broken else ", ".join(broken))
 """
 
 
-class Cells(Protocol):
-    """Something that runs the code of one episode, one piece after another."""
+class Interpreter(AbstractContextManager["Interpreter"]):
+    """Runs untrusted Python. Thread-safe.
 
-    is_alive: bool
-
-    def run(self, code: str, *, is_last: bool) -> Result: ...
-
-    def close(self) -> None: ...
-
-
-class Interpreter:
-    """Runs untrusted Python. Safe to use from many threads.
-
-    backend: "auto" takes the strongest of "namespaces" and "landlock" that works here and refuses where none does;
-        "sandbox-fusion" hands the code to the service at `url`; "unsafe-subprocess" isolates nothing.
-    packages: loaded beforehand; no other package can be imported.
-    modules: name -> source of modules that the code can import as well. They run once, in the server, outside the
-        sandbox and after the packages: what they import or change is there for every call. Name what you trust.
-    max_running: how many calls run at once, twice the number of cores if not given; others wait in order of arrival.
-    max_sessions: how many sessions keep a process. Beyond that the session idle longest loses its variables
-        (`Result.state_lost`): to wait for one to close would never end where one thread opens them all.
-    spares: processes kept ready.
+    backend: "auto" takes the first of "namespaces" and "landlock" that works here and refuses to run if none does;
+        "sandbox-fusion" sends the code to the service at `url`; "unsafe-subprocess" isolates nothing.
+    packages: imported beforehand; no other package can be imported.
+    modules: name -> source of further modules to import. They run once, in the server, outside the sandbox and after
+        the packages: pass trusted source only.
+    max_running: maximum concurrent calls, by default twice the number of cores; others queue first in, first out.
+    max_sessions: maximum sessions with a process. Beyond it the session idle longest loses its variables
+        (`Result.state_lost`): waiting for a free one would deadlock a thread that keeps all its sessions open.
+    spares: processes started ahead of time.
     """
 
     def __init__(
@@ -98,14 +88,14 @@ class Interpreter:
         if max_sessions < 1 or (max_running is not None and max_running < 1):
             raise ValueError("max_running and max_sessions are 1 or more")
         self.limits = limits or Limits()
-        self._asked, self._packages, self._spares, self._url = backend, tuple(packages), spares, url
-        self._modules = dict(modules or {})
-        # No more calls than sessions, so that there is always an idle one to end.
-        self._num_running = min(max_running or 2 * (os.cpu_count() or 1), max_sessions)
-        self._places, self._max_sessions = Places(self._num_running), max_sessions
+        self._requested, self._spares, self._url = backend, spares, url
+        self._loaded = {"packages": tuple(packages), "modules": dict(modules or {})}
+        # No more calls than sessions, so that there is always an idle session to evict.
+        self._max_running = min(max_running or 2 * (os.cpu_count() or 1), max_sessions)
+        self._slots, self._max_sessions = FairSemaphore(self._max_running), max_sessions
         self._alive: dict[int, weakref.ref[Session]] = {}
         """Sessions with a process by id, longest idle first."""
-        self._counting = threading.RLock()  # a session may be collected, and closed, while this thread holds it
+        self._alive_lock = threading.RLock()  # the garbage collector may close a session in the thread that holds it
         self._has_evicted = False
         self._lock, self._owner, self._is_closed = threading.Lock(), os.getpid(), False
         self._server: ForkServer | None = None
@@ -115,106 +105,97 @@ class Interpreter:
 
     @property
     def backend(self) -> str:
-        """The one in use."""
-        return self._asked if self._asked == FUSION else self._running_server().backend
+        """The backend in use."""
+        return self._requested if self._requested == FUSION else self._running_server().backend
 
     @property
     def pid(self) -> int | None:
-        """Of the server that this process started last; None where the code runs elsewhere."""
+        """Of the fork server; None if the code runs at a service."""
         return self._server.pid if self._server is not None else None
 
     @property
     def features(self) -> dict[str, str]:
-        """What holds untrusted code here, by name: backend, Landlock version, user, OOM score, control group."""
-        about = {} if self._asked == FUSION else self._running_server().about
+        """The active layers of isolation: backend, Landlock version, user, OOM score, control group."""
+        about = {} if self._requested == FUSION else self._running_server().about
         shown = {name: str(about[name]) for name in FEATURES if name in about}
         return {"backend": self.backend} | shown | {"max_sessions": str(self._max_sessions)}
 
     def run(self, code: str) -> Result:
-        """Run code that starts from nothing and leaves nothing."""
-        with self._places:
-            cells = self._cells(seed=None)
-            try:
-                return replace(self._outcome(cells, code, is_last=True), state_lost=False)
-            finally:
-                cells.close()
+        """Run code in a fresh process that ends with the call."""
+        with self._slots, closing(self._new_episode(seed=None)) as episode:
+            return replace(self._run_in(episode, code, is_last=True), state_lost=False)
 
     def session(self, *, seed: int | None = None) -> Session:
-        """An episode: variables persist between its calls. `seed` starts `random` and `numpy.random`."""
+        """An episode: variables persist between its calls. `seed` is for `random` and `numpy.random`."""
         self._check_open()
         return Session(self, seed)
 
     def close(self) -> None:
-        """End all processes. Sessions still open lose their state and cannot run again."""
+        """End all processes. Open sessions lose their state and cannot run again."""
         with self._lock:
             self._is_closed = True
             if self._finalizer is not None:
                 self._finalizer()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _outcome(self, cells: Cells, code: str, *, is_last: bool) -> Result:
+    def _run_in(self, episode: Episode | FusionEpisode, code: str, *, is_last: bool) -> Result:
         if not isinstance(code, str):
             raise TypeError(f"code is a str, not {type(code).__name__}")
         if len(code) > self.limits.code_chars:
             return Result("", f"The code has {len(code)} characters, more than the {self.limits.code_chars} allowed.")
-        return cells.run(code, is_last=is_last)
+        return episode.run(code, is_last=is_last)
 
     def _admit(self, session: Session) -> None:
-        """Count a session that is called, as the one used last; end the one idle longest if it is one too many."""
-        while self._url is None:  # a service keeps no process for an episode
-            with self._counting:
+        """Mark a session as the most recently used; evict the one idle longest if there are too many."""
+        while self._url is None:  # a service keeps no process per episode
+            with self._alive_lock:
                 if self._alive.pop(id(session), None) or len(self._alive) < self._max_sessions:
                     self._alive[id(session)] = weakref.ref(session)
                     return
             if not self._evict(f"{self._max_sessions} are open: raise max_sessions or open fewer at once"):
-                time.sleep(0.001)  # one that was idle has just been called
+                time.sleep(0.001)  # the idle one has just been called
 
     def _dismiss(self, session: Session) -> None:
-        with self._counting:
+        with self._alive_lock:
             self._alive.pop(id(session), None)
 
     def _evict(self, why: str) -> bool:
-        """End the process of the session idle longest; False where none is idle."""
-        with self._counting:
+        """End the process of the session idle longest; False if none is idle."""
+        with self._alive_lock:
             oldest_first = list(self._alive.values())
         for reference in oldest_first:
             session = reference()
-            if session is not None and session._give_up():
+            if session is not None and session._evict():
                 if not self._has_evicted:
                     log.warning("idle sessions lose their variables from now on (%s)", why)
                 self._has_evicted = True
                 return True
         return False
 
-    def _cells(self, *, seed: int | None) -> Cells:
-        """A fresh process; idle sessions make room where the machine has none."""
+    def _new_episode(self, *, seed: int | None) -> Episode | FusionEpisode:
+        """A fresh process. Replaces a server that is gone, once; evicts idle sessions if there is no room."""
+        server: ForkServer | None = None
+        is_second = False
         while True:
+            self._check_open()
+            if self._url is not None:
+                from spear_rl.sandbox.client.fusion import FusionEpisode
+
+                return FusionEpisode(self._url, self.limits, seed=seed)
             try:
-                return self._new_cells(seed=seed)
+                server = self._running_server(instead_of=server)
+                return Episode(server, self.limits, seed=seed)
+            except ServerGoneError as error:
+                if is_second:
+                    raise SandboxUnavailable(f"the sandbox's server keeps dying: {error}") from error
+                log.warning("the sandbox's server is gone (%s); starting another", one_line(str(error)))
+                is_second = True
             except NoProcessError as error:
                 if not self._evict(f"{error}; see `ulimit -n`, `ulimit -u` and max_sessions"):
                     raise
-
-    def _new_cells(self, *, seed: int | None) -> Cells:
-        self._check_open()
-        if self._url is not None:
-            from spear_rl.sandbox.client.fusion import FusionCells
-
-            return FusionCells(self._url, self.limits, seed=seed)
-        server = self._running_server()
-        try:
-            return Episode(server, self.limits, seed=seed)
-        except ServerGoneError as error:
-            log.warning("the sandbox's server is gone (%s); starting another", one_line(str(error)))
-        try:
-            return Episode(self._running_server(instead_of=server), self.limits, seed=seed)
-        except ServerGoneError as error:
-            raise SandboxUnavailable(f"the sandbox's server keeps dying: {error}") from error
+                server, is_second = None, False
 
     def _running_server(self, *, instead_of: ForkServer | None = None) -> ForkServer:
         with self._lock:
@@ -222,36 +203,28 @@ class Interpreter:
                 self._finalizer()
                 self._server = None
             if self._server is None:
-                backend = self._asked
-                children = self._max_sessions + self._num_running + self._spares
-                server = ForkServer(
-                    self.limits,
-                    backend=backend,
-                    packages=self._packages,
-                    modules=self._modules,
-                    spares=self._spares,
-                    max_children=children,
-                )
+                max_children = self._max_sessions + self._max_running + self._spares
+                settings = self._loaded | {"backend": self._requested, "spares": self._spares}
+                server = ForkServer(self.limits, max_children=max_children, **settings)
                 self._finalizer = weakref.finalize(self, server.close)
-                self._server = server
                 if server.backend == UNSAFE:
                     log.warning(UNSAFE_WARNING)
                 else:
-                    self._test(server)
+                    self._test_isolation(server)
+                self._server = server  # not before it has passed the test
                 log.info("sandbox: %s", server.about)
             return self._server
 
-    def _test(self, server: ForkServer) -> None:
-        episode = Episode(server, replace(self.limits, seconds=30.0), seed=None)
+    def _test_isolation(self, server: ForkServer) -> None:
         try:
-            result = episode.run(SELF_TEST, is_last=True)
-        finally:
-            episode.close()
-        if result.stdout != "isolated\n":
-            assert self._finalizer is not None
-            self._finalizer()
-            what = result.error or result.stdout
-            raise SandboxUnavailable(f"backend {server.backend} does not isolate on this machine: {what}")
+            with closing(Episode(server, replace(self.limits, seconds=30.0), seed=None)) as episode:
+                result = episode.run(SELF_TEST, is_last=True)
+            if result.stdout != "isolated\n":
+                what = result.error or result.stdout
+                raise SandboxUnavailable(f"backend {server.backend} does not isolate on this machine: {what}")
+        except BaseException:
+            server.close()
+            raise
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -260,47 +233,47 @@ class Interpreter:
             raise RuntimeError("this interpreter was made in another process; make one in each")
 
 
-class Session:
+class Session(AbstractContextManager["Session"]):
     """One episode. Calls from several threads run one after another."""
 
     def __init__(self, interpreter: Interpreter, seed: int | None) -> None:
         self._interpreter, self._seed = interpreter, seed
-        self._cells: Cells | None = None
-        self._calls = Places(1)
-        self._guard = threading.Lock()  # held only by a call with a place to run, or for a moment
+        self._episode: Episode | FusionEpisode | None = None
+        self._calls = FairSemaphore(1)
+        self._guard = threading.Lock()  # held only by a call that has a slot to run, or briefly
         self._was_lost = self._is_closed = False
 
     def run(self, code: str) -> Result:
-        """Run code that sees what earlier calls of this session left, unless `Result.state_lost`."""
-        with self._calls, self._interpreter._places, self._guard:
+        """Run code that sees the variables of earlier calls, unless `Result.state_lost`."""
+        with self._calls, self._interpreter._slots, self._guard:
             if self._is_closed:
                 raise RuntimeError("this session is closed")
             self._interpreter._check_open()
             self._interpreter._admit(self)
-            if self._cells is None:
+            if self._episode is None:
                 try:
-                    self._cells = self._interpreter._cells(seed=self._seed)
+                    self._episode = self._interpreter._new_episode(seed=self._seed)
                 except BaseException:
                     self._interpreter._dismiss(self)
                     raise
-            result = self._interpreter._outcome(self._cells, code, is_last=False)
-            was_lost, self._was_lost = self._was_lost, not self._cells.is_alive
+            result = self._interpreter._run_in(self._episode, code, is_last=False)
+            was_lost, self._was_lost = self._was_lost, not self._episode.is_alive
             if self._was_lost:
                 self._end()
             return replace(result, state_lost=True) if was_lost else result
 
     def close(self) -> None:
-        """End its process and forget its state."""
+        """End its process and discard its state."""
         with self._guard:
             self._is_closed = True
             self._end()
 
-    def _give_up(self) -> bool:
-        """Lose the process and the variables; False while a call runs or where there are none."""
+    def _evict(self) -> bool:
+        """Give up the process and the variables; False if there are none or a call is running."""
         if not self._guard.acquire(blocking=False):
             return False
         try:
-            if self._cells is None:
+            if self._episode is None:
                 return False
             self._end()
             self._was_lost = True
@@ -309,17 +282,14 @@ class Session:
             self._guard.release()
 
     def _end(self) -> None:
-        if self._cells is not None:
+        if self._episode is not None:
             self._interpreter._dismiss(self)
-            self._cells.close()
-            self._cells = None
+            self._episode.close()
+            self._episode = None
 
     def __del__(self) -> None:
-        with suppress(Exception):  # forgotten by its owner, perhaps half made
+        with suppress(Exception):  # never closed by its owner, perhaps only partly constructed
             self.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

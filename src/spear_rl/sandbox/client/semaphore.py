@@ -1,14 +1,13 @@
-"""A first-in-first-out semaphore. With the one of `threading` a caller in a loop overtakes those who wait."""
+"""A first-in-first-out semaphore. With `threading.Semaphore`, a caller in a loop overtakes those who wait."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from types import TracebackType
 
 
-class Places:
-    """At most `number` callers at once; a freed slot goes to the longest waiter."""
+class FairSemaphore:
+    """At most `number` callers at once; a freed slot goes to the one who has waited longest."""
 
     def __init__(self, number: int) -> None:
         self._num_free = number
@@ -17,7 +16,7 @@ class Places:
 
     def __enter__(self) -> None:
         with self._lock:
-            if self._num_free:  # nobody waits then: a free place is handed on before it is counted
+            if self._num_free:  # nobody is waiting: a freed slot is handed on before it is counted
                 self._num_free -= 1
                 return
             gate = threading.Lock()
@@ -30,14 +29,14 @@ class Places:
                 if gate in self._waiting:
                     self._waiting.remove(gate)
                 else:
-                    self._leave()
+                    self._release()
             raise
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._lock:
-            self._leave()
+            self._release()
 
-    def _leave(self) -> None:
+    def _release(self) -> None:
         if self._waiting:
             self._waiting.popleft().release()
         else:

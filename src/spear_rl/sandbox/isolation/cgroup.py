@@ -1,8 +1,6 @@
-"""A control group (cgroup v2) around a fork-server and its children: one bound on the memory, the processes and the
-share of the processor of all of them together.
+"""A control group (cgroup v2) around a fork server and its children: limits on their memory, processes and CPU share.
 
-Used where the hierarchy lets this process make a group; elsewhere the reason is reported. Changes nothing but a
-directory of its own.
+Used where this process may create a group; elsewhere the reason is reported.
 """
 
 from __future__ import annotations
@@ -23,13 +21,13 @@ REMOVE_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Group:
-    """A group with a fork-server in it, or the reason why there is none."""
+    """A group that holds a fork server, or the reason why there is none."""
 
     path: Path | None
     about: str
 
     def remove(self) -> None:
-        """End whatever is left inside and remove the directory."""
+        """Kill what is left inside and remove the directory."""
         if self.path is None:
             return
         deadline = time.monotonic() + REMOVE_SECONDS
@@ -53,7 +51,7 @@ def limits_for(*, memory_bytes: int, max_processes: int) -> dict[str, dict[str, 
 
 
 def group_of(pid: int, limits: Mapping[str, Mapping[str, int]], *, root: Path = Path("/")) -> Group:
-    """Put a process into a new group with these limits, as far as the controllers are there."""
+    """Move a process into a new group with these limits, as far as the controllers are enabled."""
     why = "no cgroup v2 hierarchy shows the group of this process"
     try:
         for parent in _parents(root):
@@ -62,58 +60,44 @@ def group_of(pid: int, limits: Mapping[str, Mapping[str, int]], *, root: Path = 
             if limits and not files:
                 why = f"{parent} has none of the controllers {', '.join(limits)} enabled for its children"
                 continue
-            _sweep(parent, root)
-            made = Group(parent / f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}", _told(files))
+            _remove_stale(parent, root)
+            path = parent / f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+            group = Group(path, ", ".join(f"{name}={value}" for name, value in files.items()))
             try:
-                _fill(made, files, pid)
+                path.mkdir()
+                for name, value in files.items():
+                    if name != "memory.swap.max" or (path / name).exists():  # missing without swap accounting
+                        (path / name).write_text(str(value))
+                (path / "cgroup.procs").write_text(str(pid))
+                return group
             except OSError as error:
-                made.remove()
+                group.remove()
                 why = f"{parent}: {error.strerror or error}"
-                continue
-            return made
     except OSError as error:
         why = error.strerror or str(error)
     return Group(None, f"none ({why})")
 
 
 def _parents(root: Path) -> Iterator[Path]:
-    """Where a group can be made: this process's own, and the one above, whose children may have controllers while a
-    group with processes in it cannot enable any."""
-    own = next((line[3:] for line in _lines(root / "proc/self/cgroup") if line.startswith("0::")), "..")
-    for line in _lines(root / "proc/self/mountinfo"):
+    """This process's own group, and the one above it: a group with processes cannot enable controllers."""
+    groups = (root / "proc/self/cgroup").read_text().splitlines()
+    own = next((line[3:] for line in groups if line.startswith("0::")), "..")
+    for line in (root / "proc/self/mountinfo").read_text().splitlines():
         fields, _, filesystem = line.partition(" - ")
         if filesystem.startswith("cgroup2 "):
-            shown, point = fields.split()[3:5]
-            if ".." not in own and os.path.commonpath([own, shown]) == shown:
-                top = root / point.lstrip("/")
-                inner = Path(os.path.relpath(own, shown))
-                yield top / inner
-                if inner != Path():
-                    yield (top / inner).parent
+            mounted, point = fields.split()[3:5]
+            if ".." not in own and os.path.commonpath([own, mounted]) == mounted:
+                path = root / point.lstrip("/") / os.path.relpath(own, mounted)
+                yield path
+                if own != mounted:
+                    yield path.parent
             return
 
 
-def _fill(made: Group, files: Mapping[str, int], pid: int) -> None:
-    assert made.path is not None
-    made.path.mkdir()
-    for name, value in files.items():
-        if name != "memory.swap.max" or (made.path / name).exists():  # a kernel without swap accounting lacks it
-            (made.path / name).write_text(str(value))
-    (made.path / "cgroup.procs").write_text(str(pid))
-
-
-def _sweep(parent: Path, root: Path) -> None:
-    """Remove the empty groups of trainers that were killed. One in use is busy and stays."""
-    for left in parent.glob(f"{PREFIX}*"):
-        owner = left.name.removeprefix(PREFIX).partition("-")[0]
+def _remove_stale(parent: Path, root: Path) -> None:
+    """Remove the empty groups of trainers that were killed. A group in use is busy and stays."""
+    for stale in parent.glob(f"{PREFIX}*"):
+        owner = stale.name.removeprefix(PREFIX).partition("-")[0]
         if not (root / "proc" / owner).exists():
             with suppress(OSError):
-                left.rmdir()
-
-
-def _told(files: Mapping[str, int]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in files.items())
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines()
+                stale.rmdir()

@@ -1,4 +1,4 @@
-"""The few Linux calls that the standard library lacks, through ctypes. Knows no policy."""
+"""Linux system calls that the standard library lacks, through ctypes."""
 
 from __future__ import annotations
 
@@ -14,23 +14,13 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_SECUREBITS, PR_SET_NO_
 SECBIT_NO_SETUID_FIXUP = 1 << 2
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = (
-    1,
-    2,
-    4,
-    8,
-    32,
-    4096,
-    16384,
-    1 << 18,
-)
-MNT_DETACH = 2
-MAP_FIXED = 0x10
-CAPABILITIES_V3 = 0x20080522
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 16384, 1 << 18
+MNT_DETACH, MAP_FIXED, CAPABILITIES_V3 = 2, 0x10, 0x20080522
 
 
 def checked(what: str, returned: int) -> int:
-    """The value a C function returned, or its errno as an OSError."""
+    """The return value of a C function, or its errno as an OSError."""
     if returned == -1:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
@@ -38,7 +28,7 @@ def checked(what: str, returned: int) -> int:
 
 
 def syscall(what: str, number: int, *arguments: Any) -> int:
-    """A raw system call. Whole numbers travel as longs; a plain int would be cut to 32 bits."""
+    """A raw system call. Integers are passed as long; ctypes would cut them to 32 bits."""
     wide = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
     return checked(what, libc.syscall(ctypes.c_long(number), *wide))
 
@@ -58,12 +48,8 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str |
     checked(f"mount {target}", libc.mount(*texts[:3], ctypes.c_ulong(flags), texts[3]))
 
 
-def unmount(target: str, flags: int) -> None:
-    checked(f"umount {target}", libc.umount2(os.fsencode(target), flags))
-
-
 def privatise_shared_memory() -> None:
-    """Replace every shared mapping by a private copy of it, so that the forks of this process have none in common."""
+    """Replace every shared mapping by a private copy, so that forks of this process share no writable memory."""
     libc.mmap.restype = ctypes.c_void_p
     with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", buffering=0) as memory:
         for line in maps.read().splitlines():
@@ -72,18 +58,18 @@ def privatise_shared_memory() -> None:
                 continue
             start, end = (int(edge, 16) for edge in span.split("-"))
             content, size = b"", ctypes.c_size_t(end - start)
-            with suppress(OSError):  # beyond the end of a file there is nothing to copy
+            with suppress(OSError):  # beyond the end of the mapped file
                 content = os.pread(memory.fileno(), end - start, start)
             writable = mmap.PROT_READ | mmap.PROT_WRITE
             flags = MAP_FIXED | mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
             if libc.mmap(ctypes.c_void_p(start), size, writable, flags, -1, ctypes.c_long(0)) != start:
                 raise OSError(ctypes.get_errno(), "shared memory cannot be made private")
             ctypes.memmove(start, content, len(content))
-            kept = sum(1 << place for place, letter in enumerate("rwx") if letter in rights)
+            kept = sum(1 << bit for bit, letter in enumerate("rwx") if letter in rights)
             checked("mprotect", libc.mprotect(ctypes.c_void_p(start), size, kept))
 
 
 def drop_capabilities() -> None:
-    """Give up every capability for good (there is no exec to regain one by)."""
+    """Give up every capability for good: without exec none can be regained."""
     header = (ctypes.c_uint32 * 2)(CAPABILITIES_V3, 0)
     checked("capset", libc.capset(header, (ctypes.c_uint32 * 6)()))

@@ -1,6 +1,6 @@
-"""Landlock: the kernel lets this process open what lies beneath given paths and nothing else. Needs no root.
+"""Landlock: restricts this process to opening files beneath given paths. Needs no root.
 
-It does not cover chmod, chown, utime, xattr and stat: the system-call filter refuses the first four.
+It does not cover chmod, chown, utime, xattr and stat; the system-call filter refuses the first four.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAKE_DIR, MAKE_FILE, REFER, TRUNCATE = 1 << 7, 1 << 8, 1 << 13, 1 << 14
 READ = READ_FILE | READ_DIR
 CHANGE = READ | WRITE_FILE | REMOVE_DIR | REMOVE_FILE | MAKE_DIR | MAKE_FILE | REFER | TRUNCATE
 RIGHTS_SINCE = {1: 13, 2: 14, 3: 15, 5: 16}
-"""version -> how many rights over files it knows"""
+"""Landlock version -> number of file rights it knows."""
 
 
 class _Ruleset(ctypes.Structure):
@@ -33,14 +33,14 @@ class _Beneath(ctypes.Structure):
 
 
 def version() -> int:
-    """Of the kernel's Landlock; 0 where there is none."""
+    """The kernel's Landlock version; 0 without Landlock."""
     with suppress(OSError):
         return syscall("landlock", CREATE_RULESET, None, 0, VERSION_FLAG)
     return 0
 
 
 def ruleset(rules: Iterable[tuple[str, int]]) -> int:
-    """A descriptor of "these rights beneath these paths, no other right anywhere, no TCP, no signal to outside"."""
+    """A ruleset that grants these rights beneath these paths and no other: no TCP, no signals to other processes."""
     number = version()
     known = (1 << max(bits for since, bits in RIGHTS_SINCE.items() if since <= number)) - 1
     everything = _Ruleset(known, 0b11 if number >= 4 else 0, 0b11 if number >= 6 else 0)
@@ -49,8 +49,8 @@ def ruleset(rules: Iterable[tuple[str, int]]) -> int:
     for path, rights in rules:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
-            of_a_file = WRITE_FILE | READ_FILE | TRUNCATE
-            rule = _Beneath(rights & known & (-1 if os.path.isdir(path) else of_a_file), descriptor)
+            file_rights = WRITE_FILE | READ_FILE | TRUNCATE
+            rule = _Beneath(rights & known & (-1 if os.path.isdir(path) else file_rights), descriptor)
             syscall("landlock_add_rule", ADD_RULE, out, PATH_BENEATH, ctypes.byref(rule), 0)
         finally:
             os.close(descriptor)
@@ -58,5 +58,5 @@ def ruleset(rules: Iterable[tuple[str, int]]) -> int:
 
 
 def restrict_self(descriptor: int) -> None:
-    """Put this process under a ruleset for good. PR_SET_NO_NEW_PRIVS must be set."""
+    """Apply a ruleset to this process for good. Requires PR_SET_NO_NEW_PRIVS."""
     syscall("landlock_restrict_self", RESTRICT_SELF, descriptor, 0)

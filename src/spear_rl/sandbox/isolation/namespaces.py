@@ -1,5 +1,6 @@
-"""The jail: a process tree with no network, no other process to see, and a file system of its own that holds the
-interpreter's libraries read-only. Needs no root where the kernel lets a user make user namespaces.
+"""The jail: Linux namespaces with no network, no other processes, and a read-only root of the interpreter's libraries.
+
+Needs no root where the kernel allows unprivileged user namespaces.
 """
 
 from __future__ import annotations
@@ -13,32 +14,28 @@ from pathlib import Path
 from typing import NoReturn
 
 from spear_rl.sandbox.isolation import kernel
-from spear_rl.sandbox.isolation.readable import DEVICES, OTHERS_PACKAGES
 from spear_rl.sandbox.isolation.syscalls import PIVOT_ROOT
 
 ROOT = "/tmp"
-"""Where the new root is put together, inside the jail's own mount namespace: nothing is made on the host's /tmp."""
+"""Where the new root is built, inside the jail's own mount namespace: nothing is created in the host's /tmp."""
 SCRATCH = "/scratch"
-"""Of the jail: every episode mounts a small file system of its own here, which /tmp leads to."""
+"""Inside the jail: every episode mounts its own small file system here. /tmp is a link to it."""
+OTHERS_PACKAGES = ("site-packages", "dist-packages")
+DEVICES = {"/dev/null": True, "/dev/zero": False, "/dev/urandom": False}
+"""path -> whether it is writable. Not /dev/random: before Linux 5.6 any process can drain its pool."""
 HOST_NAME = b"sandbox"
 INSIDE_ID = 1000
 KEPT_FLAGS = {os.ST_NOEXEC: kernel.MS_NOEXEC, os.ST_NODEV: kernel.MS_NODEV, os.ST_NOSUID: kernel.MS_NOSUID}
-ATIME_FLAGS = {os.ST_NOATIME: 1 << 10, os.ST_NODIRATIME: 1 << 11, os.ST_RELATIME: 1 << 21}
+KEPT_FLAGS |= {os.ST_NOATIME: 1 << 10, os.ST_NODIRATIME: 1 << 11, os.ST_RELATIME: 1 << 21}
 WATCH_SECONDS = 0.5
-NEW = (
-    kernel.CLONE_NEWUSER
-    | kernel.CLONE_NEWNS
-    | kernel.CLONE_NEWNET
-    | kernel.CLONE_NEWIPC
-    | kernel.CLONE_NEWUTS
-    | kernel.CLONE_NEWPID
-)
+NEW = kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWNET
+NEW |= kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWPID
 
 
 def enter(standard: Sequence[str], packages: Iterable[str], *, uid: int | None) -> None:
-    """Go into a jail that shows these paths, and go on as its first process; the caller's process stays to watch.
+    """Enter a jail with these paths and continue as its first process; the caller's process stays outside to watch.
 
-    `uid` is whom root becomes first. When the watcher or the first process ends, the kernel ends all inside.
+    `uid` is the user that root becomes. When the watcher or the first process ends, the kernel ends all inside.
     """
     parent = os.getppid()
     if uid is None:
@@ -52,13 +49,12 @@ def enter(standard: Sequence[str], packages: Iterable[str], *, uid: int | None) 
         with _mapped_from_outside(f"0 0 1\n{INSIDE_ID} {uid} 1\n"):
             kernel.unshare(NEW)
     kernel.checked("sethostname", kernel.libc.sethostname(HOST_NAME, len(HOST_NAME)))
-    # Opened before the new root covers anything. Root still is root here: a private home can hold the interpreter.
+    # Opened before the new root hides anything, and still as root: the interpreter may be in root's private home.
     sources = {path: os.open(path, os.O_PATH) for path in [*standard, *packages, *DEVICES] if os.path.exists(path)}
     _build(standard, sources)
     for descriptor in sources.values():
         os.close(descriptor)
     if uid is not None:
-        kernel.prctl(kernel.PR_SET_SECUREBITS, kernel.SECBIT_NO_SETUID_FIXUP)  # the jail's capabilities stay
         become(INSIDE_ID)
     pid = os.fork()
     if pid:
@@ -67,7 +63,8 @@ def enter(standard: Sequence[str], packages: Iterable[str], *, uid: int | None) 
 
 
 def become(uid: int) -> None:
-    """Give up root for a user that nobody else is."""
+    """Change from root to another user. Capabilities stay: to mount in the jail, or to set the user for file access."""
+    kernel.prctl(kernel.PR_SET_SECUREBITS, kernel.SECBIT_NO_SETUID_FIXUP)
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
@@ -75,7 +72,7 @@ def become(uid: int) -> None:
 
 @contextmanager
 def _mapped_from_outside(users: str) -> Iterator[None]:
-    """Have a child of this process, which stays outside, name the users of the namespace made meanwhile."""
+    """Map the users of the namespace created in the block, by a child of this process that stays outside."""
     reader, writer = os.pipe()
     pid, helper = os.getpid(), os.fork()
     if helper == 0:
@@ -99,40 +96,40 @@ def _mapped_from_outside(users: str) -> Iterator[None]:
 
 
 def mount_scratch(*, num_bytes: int, max_files: int) -> None:
-    """Give this process a scratch that no other sees and that goes with it."""
+    """Mount a scratch directory that only this process sees and that ends with it."""
     kernel.unshare(kernel.CLONE_NEWNS)
     flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
-    # The root folder of a file system counts as a file.
+    # The root directory of a file system counts as a file.
     kernel.mount("scratch", SCRATCH, "tmpfs", flags, f"size={num_bytes},nr_inodes={max_files + 1},mode=700")
     os.chdir(SCRATCH)
 
 
 def _build(standard: Sequence[str], sources: dict[str, int]) -> None:
-    """Make a root of the given paths alone and leave the host's."""
+    """Build a root of the given paths alone and leave the host's."""
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("jail", ROOT, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,nr_inodes=10k,mode=755")
     covers = []
     for path, source in sources.items():
         target = ROOT + path
-        _show(source, target, is_device=path in DEVICES)
+        _bind_read_only(source, target, is_device=path in DEVICES)
         if path in standard:
             for name in OTHERS_PACKAGES:
                 if os.path.isdir(cover := f"{target}/{name}"):
                     kernel.mount("cover", cover, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
                     covers.append(cover)
     os.mkdir(ROOT + SCRATCH)
-    with suppress(FileExistsError):  # the interpreter itself may live beneath /tmp
+    with suppress(FileExistsError):  # the interpreter may be installed beneath /tmp
         os.symlink(SCRATCH, ROOT + "/tmp")
     for folder in [*covers, ROOT]:
         kernel.mount("none", folder, None, kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV)
     os.chdir(ROOT)
     kernel.syscall("pivot_root", PIVOT_ROOT[platform.machine()], b".", b".")
-    kernel.unmount(".", kernel.MNT_DETACH)
+    kernel.checked("umount", kernel.libc.umount2(b".", kernel.MNT_DETACH))
     os.chdir("/")
 
 
-def _show(source: int, target: str, *, is_device: bool) -> None:
-    """Mount what a descriptor stands for, read-only."""
+def _bind_read_only(source: int, target: str, *, is_device: bool) -> None:
+    """Mount the file or directory of a descriptor read-only."""
     origin = f"/proc/self/fd/{source}"
     if os.path.isdir(origin):
         os.makedirs(target, exist_ok=True)
@@ -141,14 +138,14 @@ def _show(source: int, target: str, *, is_device: bool) -> None:
         Path(target).touch()
     kernel.mount(origin, target, None, kernel.MS_BIND)
     has = os.statvfs(target).f_flag
-    # A user namespace may add restrictions to a mount but not lift those it has: name them again.
-    kept = sum(flag for theirs, flag in (KEPT_FLAGS | ATIME_FLAGS).items() if has & theirs)
+    # A user namespace may add restrictions to a mount but not lift any: repeat those it has.
+    kept = sum(flag for theirs, flag in KEPT_FLAGS.items() if has & theirs)
     added = kernel.MS_NOSUID if is_device else kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount("none", target, None, kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kept | added)
 
 
 def _watch(pid: int, parent: int) -> NoReturn:
-    """Stay outside the process namespace until its first process or our own parent is gone."""
+    """Wait outside the process namespace until its first process or our own parent is gone."""
     for descriptor in range(3, 256):
         with suppress(OSError):
             os.close(descriptor)

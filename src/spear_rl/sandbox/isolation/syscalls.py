@@ -1,6 +1,6 @@
-"""The system calls that Python, numpy and sympy need to compute, by name and by number on each processor.
+"""The system calls that Python, numpy and sympy need: name -> number on x86_64 and aarch64.
 
-Whatever is not named here does not exist for the untrusted code. To add one is to widen the sandbox: think twice.
+All others are refused. Adding one weakens the sandbox: first write the attack that it might allow.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""What the kernel calls the processor in a filter (AUDIT_ARCH_...)."""
+"""AUDIT_ARCH_... of each processor."""
 
 HIGHEST_KNOWN = 450
-"""A call beyond is newer than this table: it gets ENOSYS, so that the C library falls back to an older one."""
+"""Later calls are newer than this table: they get ENOSYS, so that the C library falls back to an older one."""
 
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 O_DIRECT = {"x86_64": 0o40000, "aarch64": 0o200000}
@@ -46,7 +46,7 @@ SCRATCH = {
     "mkdir": (83, None), "mkdirat": (258, 34), "rmdir": (84, None), "unlink": (87, None), "unlinkat": (263, 35),
     "rename": (82, None), "renameat": (264, 38), "renameat2": (316, 276),
 }
-"""Only where the untrusted code has a file system of its own to change."""
+"""Only where the code has a writable file system of its own."""
 
 CHECKED = {
     "open": (2, None), "openat": (257, 56), "fcntl": (72, 25), "ioctl": (16, 29), "kill": (62, 129),
@@ -57,15 +57,15 @@ CHECKED = {
 """Allowed with certain arguments only."""
 
 PRETENDED = {"fsync": (74, 82), "fdatasync": (75, 83), "msync": (26, 227), "fadvise64": (221, 223)}
-"""Answered with success and not carried out: files of an episode live in memory, where these change nothing, but on a
-library's file they would flush the host's disk or evict pages that other episodes can time."""
+"""Return success and do nothing. An episode's files are in memory and need none of these; on a library's file they
+would flush the host's disk or evict pages that other episodes can time."""
 
 RETIRED = {"clone3": (435, 435), "openat2": (437, 437)}
-"""Their arguments cannot be looked at, and there is an older call to fall back to."""
+"""Get ENOSYS: a filter cannot read their arguments, and there is an older call to fall back to."""
 # fmt: on
 
 
 def numbers(table: Mapping[str, tuple[int | None, int | None]], machine: str) -> dict[str, int]:
-    """name -> number of the calls that this processor has."""
+    """name -> number on this processor, without the calls that it lacks."""
     column = list(ARCHITECTURES).index(machine)
     return {name: number for name, both in table.items() if (number := both[column]) is not None}

@@ -1,4 +1,4 @@
-"""The shop as a web page: the environment's own catalogue, rules and score, for a person with a browser."""
+"""The shop as a web page for a person: the same catalogue, rules and score as the environment."""
 
 from spear_rl.envs.webshop.browser.server import ShopServer, served
 from spear_rl.envs.webshop.browser.visits import visits_of

@@ -1,10 +1,7 @@
-"""The web server: forms in, pages out. Standard library only; meant for one's own machine.
+"""The web server of the shop, for one's own machine. Pages run no script and load nothing but their style sheet.
 
-Nothing on a page runs or loads anything: no script, no picture, nothing from elsewhere, and the browser is told so.
-A request that is not well-formed is answered by one line, and none can hold a thread for longer than its time-out.
+A malformed request is answered by one line, and no request holds a thread for longer than its time-out.
 """
-
-from __future__ import annotations
 
 import contextlib
 import io
@@ -13,7 +10,6 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
@@ -21,12 +17,10 @@ from threading import BoundedSemaphore
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from spear_rl.envs.webshop.browser.html import document
+from spear_rl.envs.webshop.browser.pages import document
 from spear_rl.envs.webshop.browser.visits import FullError, Visit, Visits
 from spear_rl.errors import UserError
 from spear_rl.io.http import DeadlineReader
-
-_log = logging.getLogger(__name__)
 
 COOKIE = "spear_shop"
 MAX_FORM = 16_384
@@ -35,74 +29,68 @@ _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; "
     "frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
-    # With no-referrer a browser would send `Origin: null` with our own forms, as it does for a stranger's sandbox.
+    # With no-referrer a browser would send `Origin: null` with our own forms, as it does from a sandboxed frame.
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
 _TEXT = "text/plain; charset=utf-8"
-_PLACE = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?"
-_HOST = re.compile(_PLACE)
-_ORIGIN = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://({_PLACE})")
+_ADDRESS = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?"
+_HOST = re.compile(_ADDRESS)
+_ORIGIN = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://({_ADDRESS})")
 _LENGTH = re.compile(r"[0-9]+")
 
 
 class ShopServer(ThreadingHTTPServer):
-    """Serves one shop to any number of browsers."""
+    """Serves one shop to many browsers."""
 
     daemon_threads = True
     request_queue_size = MAX_CONNECTIONS
 
     def __init__(self, visits: Visits, *, host: str = "127.0.0.1", port: int = 0) -> None:
         self.visits = visits
-        self._places = BoundedSemaphore(MAX_CONNECTIONS)
+        self._connections = BoundedSemaphore(MAX_CONNECTIONS)
         super().__init__((host, port), _Handler)
 
     @property
     def address(self) -> str:
-        host, port = self.server_address[0], self.server_address[1]
-        return f"http://{host!s}:{port}/"
+        return f"http://{self.server_address[0]!s}:{self.server_address[1]}/"
 
     def is_own_name(self, host: str) -> bool:
-        """Whether a Host header names this server: another site's name that leads here must not act for its visitor."""
+        """Whether a Host header names this server: against DNS rebinding, where a foreign name resolves to it."""
         found = _HOST.fullmatch(host)
         name = found[1].strip("[]").lower() if found else None
         bound = str(self.server_address[0])
         return bound in ("0.0.0.0", "::") or name in (bound, "localhost", "127.0.0.1", "::1")
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._places.acquire(blocking=False):
+        if not self._connections.acquire(blocking=False):
             self.shutdown_request(request)
             return
         try:
             super().process_request(request, client_address)
-        except RuntimeError:  # no thread to be had
-            self._places.release()
+        except RuntimeError:  # the thread cannot be started
+            self._connections.release()
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._places.release()
+            self._connections.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exception(), OSError):  # a client that hangs up is no news
-            _log.exception("a request could not be answered")
+        if not isinstance(sys.exception(), OSError):  # clients that hang up are not logged
+            logging.getLogger(__name__).exception("a request could not be answered")
 
 
 class _RefusedError(Exception):
-    """What to answer instead of a page: a status and one line."""
-
-    def __init__(self, status: int, line: str) -> None:
-        super().__init__(line)
-        self.status, self.line = status, line
+    """Its arguments are the status and the one line of the answer."""
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: ShopServer
     protocol_version = "HTTP/1.1"
-    timeout = 10
-    """Seconds for a whole request to come, and for an answer to be taken."""
+    timeout = 10  # seconds to receive a whole request, and to send an answer
 
     def setup(self) -> None:
         super().setup()
@@ -114,72 +102,79 @@ class _Handler(BaseHTTPRequestHandler):
         self._reader.until = time.monotonic() + self.timeout
         super().handle_one_request()
 
-    def do_GET(self) -> None:
-        self._answered(self._page)
-
-    def do_POST(self) -> None:
-        self._answered(self._acted)
-
-    def _answered(self, answer: Callable[[str, bytes], None]) -> None:
+    def _handle(self) -> None:
         try:
             body = self._body()
-            answer(self._path(), body)
+            try:
+                path = urlsplit(self.path).path
+            except ValueError:
+                raise _RefusedError(400, "The address is malformed.") from None
+            if self.command == "GET":
+                self._show(path)
+            else:
+                self._submit(path, body)
         except _RefusedError as refused:
-            self._refuse(refused.status, refused.line)
+            self._refuse(*refused.args)
         except FullError:
             self._refuse(503, "The shop is full: come back later.")
 
-    def _page(self, path: str, body: bytes) -> None:
+    do_GET = do_POST = _handle  # noqa: N815 - the names of the base class
+
+    def _show(self, path: str) -> None:
         if path == "/style.css":
-            style = (resources.files("spear_rl.envs.webshop.browser") / "style.css").read_bytes()
+            style = (resources.files(__package__) / "style.css").read_bytes()
             self._answer(200, style, "text/css; charset=utf-8")
         elif path == "/":
-            name, visit = self._known() or self.server.visits.begun()
+            name, visit = self._visit_of_cookie() or self.server.visits.start()
             with visit.lock:
                 page = document(visit)
             self._answer(200, page.encode(), cookie=name)
         else:
             self._answer(404, b"There is no such page.", _TEXT)
 
-    def _acted(self, path: str, body: bytes) -> None:
+    def _submit(self, path: str, body: bytes) -> None:
         try:
             fields = parse_qs(body.decode("utf-8", "replace"), max_num_fields=20)
         except ValueError:
             fields = {}
-        known = self._known()
-        name, visit = known or self.server.visits.begun()
-        if known:  # else it is no form of ours: our pages come with a name
+        known = self._visit_of_cookie()
+        name, visit = known or self.server.visits.start()
+        if known:  # a form without our cookie is not from one of our pages
             with visit.lock:
                 self._act(visit, path, {field: values[-1] for field, values in fields.items()})
         self._answer(303, b"", cookie=name, location="/")
 
     def _act(self, visit: Visit, path: str, form: dict[str, str]) -> None:
+        number = form.get("number", "")
         if form.get("acts") != str(visit.num_acts):
             visit.notice = "that page was an earlier one, this is where you are now"
-        elif path == "/search":
-            visit.act("search", form.get("words", ""))
-        elif path == "/click":
-            visit.act("click", form.get("words", ""))
-        elif path == "/task" and form.get("number", "").isdecimal() and len(form["number"]) < 9:
-            visit.open(max(int(form["number"]) - 1, 0))
+        elif path in ("/search", "/click"):
+            visit.act(path[1:], form.get("words", ""))
+        elif path == "/task" and number.isdecimal() and len(number) < 9:
+            visit.open(max(int(number) - 1, 0))
 
     def _body(self) -> bytes:
-        """The form of a request that is well-formed and meant for us."""
+        """The body of a well-formed request for this server."""
         host, origin, length = (self._header(name) for name in ("Host", "Origin", "Content-Length"))
         if self.headers.defects or self.request_version == "HTTP/0.9":
             raise _RefusedError(400, "The request cannot be read.")
         if "Transfer-Encoding" in self.headers:
             raise _RefusedError(400, "Transfer-Encoding is not understood here: send a Content-Length.")
-        if not _is_place(_HOST.fullmatch(host or "")):
+        if not _is_address(_HOST.fullmatch(host or "")):
             raise _RefusedError(400, "The Host header is missing or malformed.")
         if not _LENGTH.fullmatch("0" if length is None and self.command == "GET" else length or ""):
             raise _RefusedError(400, "The Content-Length header is missing or malformed.")
         if length and (len(length) > 9 or int(length) > MAX_FORM):
             raise _RefusedError(413, "The form is too long.")
         came_from = _ORIGIN.fullmatch(origin or "")
-        if origin not in (None, "null") and not _is_place(came_from, first=2):
+        if origin not in (None, "null") and not _is_address(came_from, first=2):
             raise _RefusedError(400, "The Origin header is malformed.")
-        body = self._read(int(length or 0))
+        try:
+            body = self.rfile.read(int(length or 0))
+        except TimeoutError:
+            raise _RefusedError(408, "The request took too long.") from None
+        if len(body) < int(length or 0):
+            raise _RefusedError(400, "The form is shorter than its Content-Length.")
         is_foreign = origin is not None and (came_from is None or came_from[1].lower() != str(host).lower())
         if is_foreign or not self.server.is_own_name(str(host)):
             raise _RefusedError(403, "This request was made for another site.")
@@ -191,31 +186,15 @@ class _Handler(BaseHTTPRequestHandler):
             raise _RefusedError(400, f"There is more than one {name} header.")
         return str(values[0]).strip(" \t") if values else None
 
-    def _read(self, length: int) -> bytes:
-        try:
-            body = self.rfile.read(length)
-        except TimeoutError:
-            raise _RefusedError(408, "The request took too long.") from None
-        if len(body) < length:
-            raise _RefusedError(400, "The form is shorter than its Content-Length.")
-        return body
-
-    def _path(self) -> str:
-        try:
-            return urlsplit(self.path).path
-        except ValueError:
-            raise _RefusedError(400, "The address is malformed.") from None
-
-    def _known(self) -> tuple[str, Visit] | None:
-        """The visit that the browser's cookie names."""
+    def _visit_of_cookie(self) -> tuple[str, Visit] | None:
         for part in ";".join(self.headers.get_all("Cookie", [])).split(";"):
             name, _, value = part.strip().partition("=")
-            if name == COOKIE and (visit := self.server.visits.known(value)):
+            if name == COOKIE and (visit := self.server.visits.find(value)):
                 return value, visit
         return None
 
     def finish(self) -> None:
-        if self._is_refused:  # closing with bytes unread would reset the connection before the answer is read
+        if self._is_refused:  # closing with unread bytes would reset the connection before the answer is read
             with contextlib.suppress(OSError):
                 self.connection.shutdown(socket.SHUT_WR)
                 self._reader.until = time.monotonic() + 1
@@ -225,11 +204,11 @@ class _Handler(BaseHTTPRequestHandler):
         super().finish()
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the base class finds wrong with a request, as one line too."""
+        """The base class's own errors, also as one line."""
         self._refuse(code, f"{HTTPStatus(code).phrase}.")
 
     def _refuse(self, status: int, line: str) -> None:
-        # Whatever is left of the request must not be taken for the next one.
+        # Closes, so that the rest of the request is not taken for the next one.
         self.close_connection, self.request_version, self._is_refused = True, self.protocol_version, True
         self._answer(status, line.encode(), _TEXT)
 
@@ -237,31 +216,30 @@ class _Handler(BaseHTTPRequestHandler):
         self, status: int, body: bytes, kind: str = "text/html; charset=utf-8", *, cookie: str = "", location: str = ""
     ) -> None:
         self.connection.settimeout(self.timeout)
-        self.send_response(status)
-        for name, value in _HEADERS.items():
-            self.send_header(name, value)
+        headers = dict(_HEADERS)
         if cookie:
-            self.send_header("Set-Cookie", f"{COOKIE}={cookie}; Path=/; HttpOnly; SameSite=Strict")
+            headers["Set-Cookie"] = f"{COOKIE}={cookie}; Path=/; HttpOnly; SameSite=Strict"
         if location:
-            self.send_header("Location", location)
+            headers["Location"] = location
         if self.close_connection:
-            self.send_header("Connection", "close")
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
+            headers["Connection"] = "close"
+        self.send_response(status)
+        for name, value in (headers | {"Content-Type": kind, "Content-Length": str(len(body))}).items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: the terminal is for people."""
+        """Requests are not logged."""
 
 
-def _is_place(found: re.Match[str] | None, *, first: int = 1) -> bool:
-    """Whether a name and a port, groups from `first` on, can be ones."""
+def _is_address(found: re.Match[str] | None, *, first: int = 1) -> bool:
+    """Whether the name and port in the groups from `first` on can be an address."""
     return found is not None and int(found[first + 1] or 0) <= 65535
 
 
 def served(visits: Visits, *, host: str, port: int) -> ShopServer:
-    """A server that is bound to its address and waits for `serve_forever`."""
+    """A server that is bound to its address; call its `serve_forever`."""
     try:
         return ShopServer(visits, host=host, port=port)
     except (OSError, OverflowError) as error:

@@ -1,1 +1,1 @@
-"""Products, goals and the search index, read from WebShop's files or the embedded catalogue."""
+"""Products, goals and the search index, from WebShop's files or the generated catalogue."""

@@ -1,9 +1,4 @@
-"""What is to be bought: goals, their price limits, their order and their split, all from one seed.
-
-No draw knows a worker, a machine or how many goals there are; a price limit hangs on the seed and the goal alone.
-"""
-
-from __future__ import annotations
+"""Goals, their price limits, order and splits, all drawn from one seed, independent of workers and machines."""
 
 import random
 from collections.abc import Collection, Iterator, Sequence
@@ -11,31 +6,28 @@ from itertools import product as combinations
 from typing import Any
 
 from spear_rl.envs.shared.dice import Dice
+from spear_rl.envs.webshop.data.entries import Entry
 from spear_rl.envs.webshop.data.product import NO_LIMIT, Goal, Product
-from spear_rl.envs.webshop.generated.catalogue import Entry
 
 SPLITS = ("train", "validation", "test")
-_TEST, _VALIDATION = 500, 1000
 _LIMITS = tuple(10.0 * number for number in range(1, 100))
 
 
 def human_goals(entry: Entry, product: Product, number: int, *, seed: int) -> Iterator[Goal]:
-    """One a written instruction; one that asks for no attribute is left out, as in the original."""
-    for said in entry.wishes:
-        attributes = _texts(said.get("instruction_attributes")) if isinstance(said, dict) else ()
+    """One per written instruction; those that ask for no attribute are skipped, as in the original."""
+    for written in entry.instructions:
+        attributes = _texts(written.get("instruction_attributes")) if isinstance(written, dict) else ()
         if attributes:
-            options = _texts(said.get("instruction_options"))
-            limit = price_limit(product, said.get("instruction"), options, seed=seed)
-            text = str(said.get("instruction") or "").strip(".") + _limit_text(limit)
+            options = _texts(written.get("instruction_options"))
+            limit = price_limit(product, written.get("instruction"), options, seed=seed)
+            text = str(written.get("instruction") or "").strip(".") + _limit_text(limit)
             yield _goal(product, number, text, attributes, options, limit)
 
 
 def synthetic_goals(entry: Entry, product: Product, number: int, *, seed: int) -> Iterator[Goal]:
-    """One a combination of option values; their product's limit is the same for all."""
-    attributes, instruction = (
-        _texts(entry.attributes.get("instruction_attributes")),
-        entry.attributes.get("instruction"),
-    )
+    """One per combination of option values, all with the same price limit."""
+    attributes = _texts(entry.attributes.get("instruction_attributes"))
+    instruction = entry.attributes.get("instruction")
     if not attributes or not instruction:
         return
     limit = price_limit(product, "", (), seed=seed)
@@ -55,7 +47,7 @@ def price_limit(product: Product, instruction: object, options: Sequence[str], *
 
 
 def shuffled_order(num_goals: int, *, seed: int) -> list[int]:
-    """The order of the goals. With seed 233 it is the one that the original's shuffle gives a list of that length."""
+    """The order of the goals; with seed 233 it is the original's order for a list of that length."""
     order = list(range(num_goals))
     random.Random(seed).shuffle(order)
     return order
@@ -64,15 +56,11 @@ def shuffled_order(num_goals: int, *, seed: int) -> list[int]:
 def split_of(order: Sequence[int], keys: Sequence[Collection[object]]) -> dict[str, list[int]]:
     """The goals of each split, in order: 500 for test, 1000 for validation and the rest for train, as published.
 
-    Fewer than 3000 goals give a sixth to each of the first two. A goal that shares a key (what it asks for, its very
-    words) with one of an earlier part is left out of the later one, so that no two splits share a goal.
+    With fewer than 3000 goals, test and validation get a sixth each. A goal that shares a key (see `Goal.keys`) with
+    one of an earlier split is left out, so that no two splits share a goal.
     """
-    num_test, num_validation = (_TEST, _VALIDATION) if len(order) >= 3000 else (len(order) // 6, len(order) // 6)
-    parts = {
-        "test": order[:num_test],
-        "validation": order[num_test : num_test + num_validation],
-        "train": order[num_test + num_validation :],
-    }
+    test, validation = (500, 1500) if len(order) >= 3000 else (len(order) // 6, len(order) // 6 * 2)
+    parts = {"test": order[:test], "validation": order[test:validation], "train": order[validation:]}
     taken: set[object] = set()
     splits: dict[str, list[int]] = {}
     for name, numbers in parts.items():
@@ -84,18 +72,8 @@ def split_of(order: Sequence[int], keys: Sequence[Collection[object]]) -> dict[s
 def _goal(
     product: Product, number: int, text: str, attributes: tuple[str, ...], options: tuple[str, ...], limit: float
 ) -> Goal:
-    return Goal(
-        asin=product.asin,
-        number=number,
-        instruction=" ".join(text.split()),
-        attributes=attributes,
-        options=options,
-        price_limit=limit,
-        category=product.category,
-        query=product.query,
-        product_category=product.product_category,
-        title=product.title,
-    )
+    about = (product.category, product.query, product.product_category, product.title)
+    return Goal(product.asin, number, " ".join(text.split()), attributes, options, limit, *about)
 
 
 def _limit_text(limit: float) -> str:

@@ -1,20 +1,22 @@
-"""What a product and a goal are, once the files have been read. Plain values that JSON can hold."""
+"""Products and goals, and how an entry of the files becomes a product: one spelling, numeric prices, gaps filled."""
 
-from __future__ import annotations
-
+import math
+import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
-NO_LIMIT = 1_000_000.0
-"""The price limit of a goal that names none."""
+from spear_rl.envs.shared.dice import Dice
+from spear_rl.envs.webshop.data.entries import Entry
+from spear_rl.envs.webshop.data.words import lowered
+
+NO_LIMIT = 1_000_000.0  # the price limit of a goal that names none
+NO_PRICE = 100.0  # the price of a product without one
 CATEGORY_SEPARATOR = "\u203a"
-"""A single right-pointing quotation mark."""
+_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?|\.\d+")
 
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """What a buyer wrote."""
-
     title: str
     stars: str
     text: str
@@ -22,62 +24,45 @@ class Review:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One product of the shop."""
-
     asin: str
     title: str
     description: str
     bullets: tuple[str, ...]
     attributes: tuple[str, ...]
-    options: dict[str, tuple[str, ...]]
-    """Option name -> its values, all in lower case."""
+    options: dict[str, tuple[str, ...]]  # option name -> its values, all in lower case
     category: str
-    query: str
-    """The search that the product was found by; products of one kind share it."""
+    query: str  # the search that the product was scraped from; products of one kind share it
     product_category: str
-    pricing: tuple[float, ...]
-    """One number, or the two ends of a range."""
-    price: float
-    """What it costs: the number, or a draw from inside the range."""
+    pricing: tuple[float, ...]  # one number, or the two ends of a range
+    price: float  # the number, or a draw from the range
     rating: str = "N.A."
     reviews: tuple[Review, ...] = ()
 
     @property
     def price_tag(self) -> str:
-        """What the pages show."""
         return " to ".join(f"${price}" for price in self.pricing)
 
     @property
     def indexed_text(self) -> str:
-        """What a search looks at."""
+        """The text that is searched."""
         options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in self.options.items())
         return " ".join([self.title, self.description, *self.bullets, options]).lower()
 
-    def as_dict(self) -> dict[str, Any]:
-        return _fields(self) | {"reviews": [_fields(review) for review in self.reviews]}
-
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Product:
-        fields = dict(fields)
-        for name in ("bullets", "attributes", "pricing"):
-            fields[name] = tuple(fields[name])
-        fields["options"] = {name: tuple(values) for name, values in fields["options"].items()}
-        fields["reviews"] = tuple(Review(**review) for review in fields["reviews"])
-        return cls(**fields)
+    def from_dict(cls, fields: dict[str, Any]) -> Self:
+        lists = {name: tuple(fields[name]) for name in ("bullets", "attributes", "pricing")}
+        options = {name: tuple(values) for name, values in fields["options"].items()}
+        reviews = tuple(Review(**review) for review in fields["reviews"])
+        return cls(**fields | lists | {"options": options, "reviews": reviews})
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What somebody wants to buy."""
-
-    asin: str
-    """Of the product the goal was made from; another one may serve as well."""
-    number: int
-    """Of that product in the catalogue."""
+    asin: str  # of the product that the goal was made from; another one may score as well
+    number: int  # of that product in the catalogue
     instruction: str
     attributes: tuple[str, ...]
-    options: tuple[str, ...]
-    """Wanted option values."""
+    options: tuple[str, ...]  # wanted option values
     price_limit: float
     category: str
     query: str
@@ -86,28 +71,77 @@ class Goal:
 
     @property
     def keys(self) -> tuple[object, object]:
-        """What it asks for, however it is worded and whatever it may cost; and its very words.
-
-        Two goals that share one of them count as the same goal.
-        """
+        """What is wanted, without wording and price limit; and the wording. Goals that share either are the same."""
         return (self.asin, tuple(sorted(self.attributes)), tuple(sorted(self.options))), self.instruction
 
-    def as_dict(self) -> dict[str, Any]:
-        return _fields(self)
-
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Goal:
+    def from_dict(cls, fields: dict[str, Any]) -> Self:
         return cls(**fields | {"attributes": tuple(fields["attributes"]), "options": tuple(fields["options"])})
 
 
 @dataclass(frozen=True, slots=True)
 class Purchase:
-    """A product with the options that were chosen."""
-
     product: Product
-    options: dict[str, str]
+    options: dict[str, str]  # option name -> chosen value
 
 
-def _fields(record: Any) -> dict[str, Any]:
-    """What dataclasses.asdict gives, without its deep copies: a catalogue has very many of these."""
+def as_dict(record: Any) -> dict[str, Any]:
+    """A record's fields, for JSON; faster than dataclasses.asdict, which copies deeply."""
     return {name: getattr(record, name) for name in record.__slots__}
+
+
+def product_of(entry: Entry, *, seed: int) -> Product:
+    """The product of an entry; a price range gives one price, drawn from the seed and the asin alone."""
+    item = entry.item
+    asin, pricing = str(item["asin"]), prices(item.get("pricing"))
+    bullets = item.get("small_description")
+    attributes = entry.attributes.get("attributes")
+    price = pricing[0]
+    if len(pricing) == 2:
+        price += (pricing[1] - pricing[0]) * Dice("price", seed, asin).below(10**9) / 10**9
+    return Product(
+        asin=asin,
+        title=_text(item.get("name")),
+        description=_text(item.get("full_description")),
+        bullets=tuple(_text(b) for b in (bullets if isinstance(bullets, list) else [bullets]) if b),
+        attributes=tuple(_text(a) for a in attributes) if isinstance(attributes, list) else (),
+        options=_options(item.get("customization_options")),
+        category=_text(item.get("category")),
+        query=_text(item.get("query")).lower().strip(),
+        product_category=_text(item.get("product_category")),
+        pricing=pricing,
+        price=price,
+        rating=_text(item.get("average_rating")) or "N.A.",
+        reviews=_reviews(item.get("reviews")),
+    )
+
+
+def prices(pricing: Any) -> tuple[float, ...]:
+    """ "$12.99" -> (12.99,), "$5 to $9" -> (5.0, 9.0), nothing -> (100.0,)."""
+    found = [part for part in str(pricing or "").split("$")[1:] if _NUMBER.search(part)]
+    numbers = [float(_NUMBER.findall(part)[0].replace(",", "")) for part in found][:2]
+    return tuple(numbers) if numbers and all(map(math.isfinite, numbers)) else (NO_PRICE,)
+
+
+def _options(given: Any) -> dict[str, tuple[str, ...]]:
+    options: dict[str, tuple[str, ...]] = {}
+    for name, values in given.items() if isinstance(given, dict) else ():
+        if isinstance(values, list):
+            texts = (_text(value.get("value")) for value in values if isinstance(value, dict))
+            kept = dict.fromkeys(lowered(text.replace("/", " | ")) for text in texts)
+            kept.pop("", None)
+            if kept:
+                options[lowered(str(name))] = tuple(kept)
+    return options
+
+
+def _reviews(given: Any) -> tuple[Review, ...]:
+    return tuple(
+        Review(_text(r.get("title")), _text(r.get("stars", r.get("score"))), _text(r.get("review", r.get("body"))))
+        for r in (given if isinstance(given, list) else [])
+        if isinstance(r, dict)
+    )
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)

@@ -1,1 +1,1 @@
-"""The embedded catalogue: generated products and goals in the schema of WebShop's files."""
+"""The generated catalogue, in the schema of WebShop's files."""

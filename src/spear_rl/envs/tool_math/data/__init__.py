@@ -1,1 +1,0 @@
-"""Problems from files: rows, columns, splits."""

@@ -1,0 +1,125 @@
+"""The problems of each split, in the same order on every machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from spear_rl.envs.tool_math.generated import NUM_PROBLEMS, generated_panels
+from spear_rl.envs.tool_math.problems import HUGGING_FACE, Problem, distinct, problems_in, rows_in, split_of
+from spear_rl.errors import OptionError
+from spear_rl.io.escaping import one_line
+
+_log = logging.getLogger(__name__)
+
+SPLITS = tuple(NUM_PROBLEMS)
+FOLDER = "SPEAR_RL_MATH_DATA"
+"""The environment variable for the directory of the known sets."""
+
+KNOWN: dict[str, tuple[str, ...]] = {
+    "dapo": ("dapo_math_17k.parquet", "dapo-math-17k.parquet", "dapo_math_17k.jsonl", "dapo-math-17k.jsonl"),
+    "gsm8k": ("gsm8k_train.jsonl", "gsm8k_train.parquet", "gsm8k/train.jsonl"),
+    "gsm8k-test": ("gsm8k_test.jsonl", "gsm8k_test.parquet", "gsm8k/test.jsonl"),
+    "math500": ("math500.jsonl", "math_500.jsonl", "math500.parquet", "MATH-500/test.jsonl"),
+    "aime24": ("aime24.jsonl", "aime24_harness.jsonl", "aime_2024.jsonl", "aime24.parquet", "aime_2024.parquet"),
+    "aime25": ("aime25.jsonl", "aime25_harness.jsonl", "aime_2025.jsonl", "aime25.parquet", "aime_2025.parquet"),
+}
+"""Known sets and the names their file may have in the directory."""
+BENCHMARKS = ("gsm8k-test", "math500", "aime24", "aime25")
+"""Sets whose every problem is in the split test."""
+_OWN_TEST = {"gsm8k": "gsm8k-test"} | {name: name for name in BENCHMARKS}
+
+
+class Entry(NamedTuple):
+    """One problem of a split."""
+
+    id: str
+    """tool_math/<set>/...: the same on every machine."""
+    problem: Problem
+
+
+class Source(NamedTuple):
+    """Where problems come from."""
+
+    data: str = ""
+    """A known set's name, a file, or hf:owner/name; empty for generated problems."""
+    test_data: str = ""
+    """The same for the split test; empty for a part of `data`, or the set's own test file where it has one."""
+    data_folder: str = ""
+    """The directory of the known sets, instead of the environment variable."""
+    level: str = "small"
+    """Of generated problems."""
+    problem_column: str = ""
+    answer_column: str = ""
+
+
+def entries(split: str, source: Source) -> tuple[Entry, ...]:
+    """The problems of a split, sorted by id."""
+    test_data = source.test_data or _OWN_TEST.get(source.data, "")
+    tested = _file_problems(test_data, source, "test") if test_data else ()
+    if split == "test" and test_data:
+        return _entries(test_data, tested)
+    if not source.data:
+        panel = generated_panels(source.level)[split]
+        return tuple(Entry(f"tool_math/{source.level}/{split}/{n:05d}", problem) for n, problem in enumerate(panel))
+    if source.data == test_data:
+        raise ValueError(
+            f"data={test_data} is all for the split test; for {split} give other data, and this as test_data"
+        )
+    # No problem of the test file is trained on, even where two files share problems.
+    excluded = {problem.content_hash() for problem in tested}
+    chosen = []
+    for problem in _file_problems(source.data, source, "train"):
+        own_split = split_of(problem.content_hash())
+        if test_data and own_split == "test":
+            own_split = "train"
+        if own_split == split and problem.content_hash() not in excluded:
+            chosen.append(problem)
+    return _entries(source.data, chosen)
+
+
+def _entries(data: str, problems: Sequence[Problem]) -> tuple[Entry, ...]:
+    if data.startswith(HUGGING_FACE):
+        name = data.removeprefix(HUGGING_FACE).strip("/").rpartition("/")[2]
+    else:
+        name = data if data in KNOWN else Path(data).stem
+    named = (Entry(f"tool_math/{name}/{problem.content_hash()[:16]}", problem) for problem in problems)
+    return tuple(sorted(named, key=lambda entry: entry.id))
+
+
+def _file_problems(data: str, source: Source, split: str) -> tuple[Problem, ...]:
+    columns = source.problem_column, source.answer_column
+    if data.startswith(HUGGING_FACE):
+        return _loaded(data, split, *columns, 0)
+    place = os.path.abspath(os.path.expanduser(_known_file(data, source.data_folder) if data in KNOWN else data))
+    if not os.path.isfile(place):
+        option = "test_data" if data == source.test_data != source.data else "data"
+        raise OptionError(
+            f"{option}: there is no file {place}; give a .jsonl, .json or .parquet file, or one of {', '.join(KNOWN)}"
+        )
+    return _loaded(place, split, *columns, os.stat(place).st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _loaded(place: str, split: str, problem: str, answer: str, modified: int) -> tuple[Problem, ...]:
+    """Read once, until the file's modification time changes."""
+    found, num_empty = problems_in(rows_in(place, split=split), place=place, problem=problem, answer=answer)
+    kept, num_disputed = distinct(found)
+    if num_empty or num_disputed:
+        _log.warning("%s: left out %d rows without question or answer and %d problems whose copies have different "
+                     "answers", one_line(place), num_empty, num_disputed)  # fmt: skip
+    return tuple(kept)
+
+
+def _known_file(name: str, folder: str) -> str:
+    base = folder or os.environ.get(FOLDER, "")
+    if not base:
+        raise ValueError(f"data={name} is looked for in a folder: set {FOLDER} or the option data_folder to it")
+    for file in KNOWN[name]:
+        if os.path.isfile(os.path.join(base, file)):
+            return os.path.join(base, file)
+    raise ValueError(f"data={name}: {base} has none of {', '.join(KNOWN[name])}; put the file there or give its path")
