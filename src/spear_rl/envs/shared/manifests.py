@@ -1,7 +1,8 @@
-"""Panels on paper, for every environment that has them: what differs between two, and the commands that say so."""
+"""Manifests: the content hash of every task of a panel. Equal manifests mean that two machines play the same tasks."""
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import sys
@@ -13,40 +14,40 @@ from spear_rl.errors import UserError
 from spear_rl.io.escaping import visible
 
 
-def contents_sha256(contents: Mapping[str, str]) -> str:
-    """One hash of all lines `id content`, in their order."""
-    return hashlib.sha256("".join(f"{name} {digest}\n" for name, digest in contents.items()).encode()).hexdigest()
+def manifest_of(split: str, hashes: Mapping[str, str], *, key: str) -> dict[str, Any]:
+    """The manifest of a panel of task id -> content hash, stored under `key`, with one hash of all lines `id hash`."""
+    hashes = dict(sorted(hashes.items()))
+    lines = "".join(f"{name} {content}\n" for name, content in hashes.items())
+    return {"split": split, "sha256": hashlib.sha256(lines.encode()).hexdigest(), key: hashes}
 
 
 def differences(here: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
-    """What differs between two panels of id -> content, one line a task; empty means the same panel."""
+    """One line per task that differs between two panels of id -> content hash."""
     lines = [f"{name}: only here" for name in here.keys() - there.keys()]
     lines += [f"{name}: missing here" for name in there.keys() - here.keys()]
     lines += [f"{name}: another content" for name in here.keys() & there.keys() if here[name] != there[name]]
     return sorted(lines)
 
 
-def printed_or_verified(manifest: Callable[[], Mapping[str, Any]], verify: str | None, *, tasks: str) -> int:
-    """Print a manifest, or its differences to the one in a file; `tasks` is the key of its tasks."""
+def run_command(
+    parser: argparse.ArgumentParser,
+    arguments: Sequence[str],
+    manifest: Callable[[argparse.Namespace], Mapping[str, Any]],
+    *,
+    key: str,
+) -> int:
+    """Print the manifest for the parsed arguments or, with --verify FILE, its differences from the one in the file."""
+    parser.add_argument("--verify", metavar="FILE", help="a manifest to compare with")
+    given = parser.parse_args(arguments)
     try:
-        mine = manifest()
-        other = json.loads(Path(verify).read_text(encoding="utf-8")) if verify else mine
-        found = differences(mine[tasks], other[tasks])
+        mine = manifest(given)
+        other = json.loads(Path(given.verify).read_text(encoding="utf-8")) if given.verify else mine
+        found = differences(mine[key], other[key])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, UserError) as error:
         print(visible(f"error: {type(error).__name__}: {error}"), file=sys.stderr)
         return 2
-    if not verify:
+    if not given.verify:
         print(json.dumps(mine, indent=1))
         return 0
-    print(visible("\n".join(found)) or f"the same {len(mine[tasks])} {tasks}, {mine['sha256']}")
+    print(visible("\n".join(found)) or f"the same {len(mine[key])} {key}, {mine['sha256']}")
     return 1 if found else 0
-
-
-def written_or_checked(arguments: Sequence[str], rebuilt: object, recorded: Callable[[], object], file: Path) -> int:
-    """Write the manifest of generated panels to its file; with --check only say whether it is as it should be."""
-    if "--check" in arguments:
-        is_current = rebuilt == recorded()
-        print("the manifest is up to date" if is_current else "the manifest differs from what the generator gives")
-        return 0 if is_current else 1
-    file.write_text(json.dumps(rebuilt, indent=1) + "\n", encoding="utf-8")
-    return 0

@@ -1,7 +1,6 @@
-"""Boxoban's levels (10 x 10, four boxes), read from the files that their authors publish; none of them is shipped.
+"""Boxoban's levels (10 x 10, four boxes), read from a copy of github.com/google-deepmind/boxoban-levels.
 
-Expects the folders of github.com/google-deepmind/boxoban-levels: unfiltered/{train,valid,test}, medium/{train,valid}
-and hard, each with text files of up to a thousand levels.
+Its folders are unfiltered/{train,valid,test}, medium/{train,valid} and hard, with text files of up to 1,000 levels.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from spear_rl.envs.sokoban.grid import content_hash, read_level
-from spear_rl.envs.sokoban.panel import content_split
+from spear_rl.envs.shared.generated_panels import content_split
 from spear_rl.envs.sokoban.rules import Level, is_solved
+from spear_rl.envs.sokoban.text import content_hash, read_level
 from spear_rl.errors import ConfigError
 
 SETS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -23,7 +22,7 @@ SETS: dict[str, dict[str, tuple[str, ...]]] = {
     "medium": {"medium/train": ("train",), "medium/valid": ("validation", "test")},
     "hard": {"hard": ("train", "validation", "test")},
 }
-"""For every set its folders and the splits their levels go to; where there are several, the content decides."""
+"""Set -> folder -> the splits its levels go to; where there are several, the content of a level decides."""
 
 _HEAD = re.compile(r"^;[^\n]*\n", re.MULTILINE)
 
@@ -35,18 +34,18 @@ class Entry(NamedTuple):
     """boxoban/unfiltered/test/000/017: the same on every machine."""
     path: str
     number: int
-    """Its place in the file."""
+    """Its position in the file."""
 
 
 def boxoban_entries(set_name: str, split: str, *, data: str = "", max_levels: int | None = None) -> list[Entry]:
-    """The levels of a split, by file and number. A level that the published sets have twice stays in one split only.
+    """The levels of a split, by file and number; a level that is published twice is in one split only.
 
     Args:
         data: the folder, instead of $BOXOBAN_DATA.
         max_levels: stop reading after so many.
     """
     base = data_folder(data)
-    # Test comes before validation, and validation before train: what is held out stays held out.
+    # Test takes precedence over validation, and validation over train.
     held_out: set[str] = set()
     for other in ("test", "validation")[: {"test": 0, "validation": 1, "train": 2}[split]]:
         held_out.update(text for _, _, text in _texts(base, set_name, other))
@@ -61,7 +60,7 @@ def boxoban_entries(set_name: str, split: str, *, data: str = "", max_levels: in
 
 
 def data_folder(data: str = "") -> Path:
-    """Where the levels are; says what to do if there are none."""
+    """The folder of the levels."""
     given = data or os.environ.get("BOXOBAN_DATA", "")
     if not given:
         raise ConfigError(
@@ -76,7 +75,7 @@ def data_folder(data: str = "") -> Path:
 
 
 def boxoban_level(path: str, number: int) -> Level:
-    """The level at a place in a file."""
+    """The level at a position in a file."""
     try:
         level = read_level(_levels_in(path)[number])
     except (OSError, UnicodeDecodeError, IndexError, ValueError) as error:
@@ -87,7 +86,7 @@ def boxoban_level(path: str, number: int) -> Level:
 
 
 def _texts(base: Path, set_name: str, split: str) -> Iterator[tuple[Path, int, str]]:
-    """(file, number, text) of the levels that the files put into a split."""
+    """(file, number, text) of the levels of a split."""
     for folder, splits in SETS[set_name].items():
         if split not in splits:
             continue
@@ -107,7 +106,7 @@ def _content_split(text: str, splits: tuple[str, ...]) -> str:
 
 @lru_cache(maxsize=64)
 def _levels_in(path: str) -> tuple[str, ...]:
-    """The levels of a file, each a text without the line `; number` above it."""
+    """The grids in a file, without the line `; number` above each."""
     try:
         text = Path(path).read_text(encoding="utf-8").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Demonstrations: a level and a seed in, the moves of one episode out."""
+"""Experts that demonstrate: a level and a seed in, the moves of one episode out."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ QUICK_WEIGHT = 5.0
 
 def optimal_moves(level: Level, seed: int = 0) -> list[str]:
     """A solution with the fewest moves; the same for every seed."""
-    return _named(_solved(level))
+    return [DIRECTIONS[direction] for direction in _solved(level)]
 
 
 def quick_moves(level: Level, seed: int = 0) -> list[str]:
-    """A solution that is found a hundred times as fast and is at most five times as long; hardly ever much longer."""
-    return _named(_solved(level, weight=QUICK_WEIGHT))
+    """A solution found about a hundred times as fast, at most five times as long as the shortest and rarely so."""
+    return [DIRECTIONS[direction] for direction in _solved(level, weight=QUICK_WEIGHT)]
 
 
-def hasty_moves(level: Level, seed: int = 0, *, errs: float = 0.1) -> list[str]:
-    """Knows the way, but one move in ten goes anywhere. Leaves when a box is where it cannot come back from.
+def hasty_moves(level: Level, seed: int = 0, *, error_rate: float = 0.1) -> list[str]:
+    """A solution in which one move in ten is random; it stops where a box can no longer be brought to a target.
 
-    Who imitates it has seen walls walked into, other mistakes, and how to go on after them.
+    Its imitators see mistakes and how to continue after them.
     """
     dice, state = Dice("hasty", seed), level.start
     moves: list[str] = []
     plan = _solved(level)
     while not is_solved(level.room, state):
-        if dice.chance(errs):
+        if dice.chance(error_rate):
             direction = dice.below(4)
             plan = [] if direction != plan[0] else plan[1:]
         else:
@@ -48,8 +48,8 @@ def hasty_moves(level: Level, seed: int = 0, *, errs: float = 0.1) -> list[str]:
 
 
 def clumsy_moves(level: Level, seed: int = 0) -> list[str]:
-    """The hasty one with three moves in ten that go anywhere: who imitates it has met most mistakes, and makes them."""
-    return hasty_moves(level, seed, errs=0.3)
+    """As hasty, with three random moves in ten."""
+    return hasty_moves(level, seed, error_rate=0.3)
 
 
 def _solved(level: Level, *, weight: float = 1.0) -> list[int]:
@@ -59,12 +59,9 @@ def _solved(level: Level, *, weight: float = 1.0) -> list[int]:
     return found
 
 
-def _named(directions: list[int]) -> list[str]:
-    return [DIRECTIONS[direction] for direction in directions]
-
-
-EXPERTS: dict[str, Expert] = {"optimal": optimal_moves, "quick": quick_moves}
-"""Those who always solve it."""
-
-DEMONSTRATORS: dict[str, Expert] = EXPERTS | {"hasty": hasty_moves, "clumsy": clumsy_moves}
-"""Whom a policy may learn from."""
+DEMONSTRATORS: dict[str, Expert] = {
+    "optimal": optimal_moves,
+    "quick": quick_moves,
+    "hasty": hasty_moves,
+    "clumsy": clumsy_moves,
+}

@@ -1,6 +1,6 @@
-"""Makes levels from a seed by playing backwards: boxes start on their targets and are pulled away from them.
+"""Generates levels from seeds by playing backwards: boxes are pulled away from their targets.
 
-Whatever was pulled can be pushed back, so every level can be solved.
+A box that was pulled can be pushed back, so every level can be solved.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from spear_rl.envs.sokoban.solver import pushes_needed
 from spear_rl.errors import OptionError
 
 MAX_ROOMS = 10_000
-"""Rooms tried for one level before its shape is given up as impossible."""
+"""Rooms tried for one level before its shape counts as impossible."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the levels of one kind have in common."""
+    """The size and difficulty of generated levels."""
 
     width: int
     height: int
     num_boxes: int
     pushes: tuple[int, ...]
-    """At least how many pushes a level takes; the levels take turns in these."""
+    """The lower bound of a level's pushes; consecutive seeds alternate between these."""
     floor: tuple[float, float] = (0.55, 0.9)
-    """The share of the inner cells that is floor, at least and at most."""
+    """The fraction of the inner cells that is floor, at least and at most."""
 
     def __post_init__(self) -> None:
         inner = (self.width - 2) * (self.height - 2)
@@ -49,7 +49,7 @@ LEVELS: dict[str, Shape] = {
 
 
 def generated_level(shape: Shape, seed: int, *, deadline: float = math.inf) -> Level:
-    """The level of a seed, unless it is found after `deadline`. Consecutive seeds take turns in the pushes needed."""
+    """The level of a seed; an error if it is not found before `deadline` (of time.monotonic)."""
     dice = Dice("sokoban", *astuple(shape), seed)
     wanted = shape.pushes[seed % len(shape.pushes)]
     for _ in range(MAX_ROOMS):
@@ -62,7 +62,7 @@ def generated_level(shape: Shape, seed: int, *, deadline: float = math.inf) -> L
         floor = [cell for cell in range(shape.width * shape.height) if cell not in walls]
         *targets, player = dice.shuffled(floor)[: shape.num_boxes + 1]
         room = Room(shape.width, shape.height, walls, frozenset(targets))
-        start = _pulled_apart(dice, room, State(player, room.targets), wanted)
+        start = _after_pulls(dice, room, State(player, room.targets), wanted)
         if start is not None:
             return Level(room, start)
     raise OptionError(
@@ -72,7 +72,7 @@ def generated_level(shape: Shape, seed: int, *, deadline: float = math.inf) -> L
 
 
 def _carved_walls(dice: Dice, shape: Shape) -> frozenset[int]:
-    """Solid rock in which a random walk has left floor, in one piece."""
+    """Walls everywhere except where a random walk has been, so the floor is connected."""
     columns, rows = shape.width - 2, shape.height - 2
     low, high = (round(share * columns * rows) for share in shape.floor)
     wanted = dice.between(max(low, 2 * shape.num_boxes + 1), max(high, 2 * shape.num_boxes + 1))
@@ -86,14 +86,14 @@ def _carved_walls(dice: Dice, shape: Shape) -> frozenset[int]:
     return frozenset(cell for cell in range(shape.width * shape.height) if cell not in floor)
 
 
-def _pulled_apart(dice: Dice, room: Room, end: State, wanted: int) -> State | None:
-    """Pull boxes at random until at least `wanted` pushes are needed; None if that takes too long."""
+def _after_pulls(dice: Dice, room: Room, end: State, wanted: int) -> State | None:
+    """The state after random pulls until `wanted` pushes are needed; None if that takes too long."""
     player, boxes = end
     seen = {boxes}
     for _ in range(10 * wanted):
         reached = _reachable(room, player, boxes)
         pulls = _pulls(room, reached, boxes)
-        # Going where the boxes have not been yet keeps the play from undoing itself.
+        # Prefer new positions of the boxes, or pulls would undo each other.
         fresh = [pull for pull in pulls if pull[1] not in seen]
         if not pulls:
             return None
@@ -105,7 +105,7 @@ def _pulled_apart(dice: Dice, room: Room, end: State, wanted: int) -> State | No
 
 
 def _pulls(room: Room, reached: frozenset[int], boxes: frozenset[int]) -> list[tuple[int, frozenset[int]]]:
-    """(player, boxes) after every pull that is possible from the cells the player reaches."""
+    """(player, boxes) after every possible pull."""
     found = []
     for box in sorted(boxes):
         for direction, stand in enumerate(room.beside[box]):
@@ -118,10 +118,10 @@ def _pulls(room: Room, reached: frozenset[int], boxes: frozenset[int]) -> list[t
 
 def _reachable(room: Room, player: int, boxes: frozenset[int]) -> frozenset[int]:
     """The cells the player can walk to."""
-    reached, pile, beside = {player}, [player], room.beside
-    while pile:
-        for ahead in beside[pile.pop()]:
+    reached, stack, beside = {player}, [player], room.beside
+    while stack:
+        for ahead in beside[stack.pop()]:
             if ahead != WALL and ahead not in reached and ahead not in boxes:
                 reached.add(ahead)
-                pile.append(ahead)
+                stack.append(ahead)
     return frozenset(reached)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from spear_rl.envs.household.action import said_command
+from spear_rl.envs.shared.answer_tags import parsed_answer
 
 _ACTION = re.compile(r"(search|click)\s*\[(.*)\]", re.DOTALL)
 
@@ -31,7 +31,7 @@ def said_action(text: str) -> Said:
     """
     bare = _ACTION.fullmatch(" ".join(text.lower().split()))
     if bare is None:
-        said = said_command(text)
+        said = parsed_answer(text)
         if said.invalid:
             return Said("", "", said.invalid)
         bare = _ACTION.fullmatch(said.command)

@@ -1,4 +1,4 @@
-"""Makes games from a seed: a furnished room, things lying about, and an errand that can be run but is not done yet."""
+"""Generates games from seeds: a furnished room, objects in it, and a task that can be solved and is not solved yet."""
 
 from __future__ import annotations
 
@@ -6,32 +6,29 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 
-from spear_rl.envs.household.generation.rooms import OPENABLE, ROOMS, THINGS, TREATMENTS, Room
-from spear_rl.envs.household.generation.sentences import FAMILIES, SENTENCES, TREATMENT, Errand
-from spear_rl.envs.household.generation.statement import stated_problem
-from spear_rl.envs.household.rules.problem import Problem
+from spear_rl.envs.household.families import FAMILIES, SENTENCES, TREATMENT_OF, TaskSpec
+from spear_rl.envs.household.generation.problem import room_problem
+from spear_rl.envs.household.generation.rooms import OPENABLE, ROOMS, THINGS, Room
+from spear_rl.envs.household.rules.pddl import Problem
 from spear_rl.envs.shared.dice import Dice
 
 LAMP = "desklamp"
-NARROW = ("cabinet", "drawer")
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """How hard the games of one level are."""
+    """How hard the games of one level are; ranges are (at least, at most)."""
 
     receptacles: tuple[int, int]
-    """How many receptacles a room has, at least and at most."""
     objects: tuple[int, int]
-    """How many objects, at least and at most."""
     max_openable: int
-    """How many receptacles have to be opened before one sees what is in them."""
+    """Receptacles that hide their contents until they are opened."""
     max_of_kind: int
-    """How many objects of one kind there may be."""
+    """Objects of one type."""
     families: tuple[str, ...] = FAMILIES
     rooms: tuple[str, ...] = tuple(ROOMS)
     shares_locations: bool = False
-    """Whether neighbouring cabinets and drawers are reached from one place, as in most of ALFWorld's rooms."""
+    """Whether neighbouring cabinets and drawers may be at one location, as in most of ALFWorld's rooms."""
 
 
 LEVELS: dict[str, Level] = {
@@ -44,58 +41,57 @@ LEVELS: dict[str, Level] = {
 
 
 def generated_problem(level_name: str, seed: int) -> Problem:
-    """The game of a seed. Consecutive seeds take turns in the level's kinds of task."""
+    """The game of a seed. Consecutive seeds alternate between the families of the level."""
     level = LEVELS[level_name]
     dice = Dice("household", level_name, seed)
     family = level.families[seed % len(level.families)]
     while True:
-        room = ROOMS[dice.choice([name for name in _suitable_rooms(family) if name in level.rooms])]
-        errand = _drawn_errand(dice, family, room, level)
-        furniture = errand and _drawn_furniture(dice, room, errand, level)
-        if errand and furniture:
-            things = _drawn_things(dice, room, errand, level, furniture)
+        room = ROOMS[dice.choice([name for name in level.rooms if _is_suitable(ROOMS[name], family)])]
+        task = _drawn_task(dice, family, room, level)
+        furniture = task and _drawn_furniture(dice, room, task, level)
+        if task and furniture:
+            things = _drawn_things(dice, room, task, level, furniture)
             joined = _drawn_neighbours(dice, level, furniture)
-            task = dice.choice(SENTENCES[family]).format(thing=errand.thing, place=errand.place)
-            return stated_problem(errand, task, furniture, things, joined)
+            sentence = dice.choice(SENTENCES[family]).format(thing=task.thing, place=task.place)
+            return room_problem(task, sentence, furniture, things, joined)
 
 
-def _suitable_rooms(family: str) -> tuple[str, ...]:
+def _is_suitable(room: Room, family: str) -> bool:
     if family == "look_at_obj_in_light":
-        return ("bedroom", "livingroom")
-    if family not in TREATMENT:
-        return tuple(ROOMS)
-    return tuple(name for name, room in ROOMS.items() if TREATMENTS[TREATMENT[family]].appliance in room.furniture)
+        return LAMP in room.things
+    treatment = TREATMENT_OF.get(family)
+    return treatment is None or treatment.appliance in room.furniture
 
 
-def _drawn_errand(dice: Dice, family: str, room: Room, level: Level) -> Errand | None:
-    trait = TREATMENTS[TREATMENT[family]].trait if family in TREATMENT else "pickupable"
+def _drawn_task(dice: Dice, family: str, room: Room, level: Level) -> TaskSpec | None:
+    treatment = TREATMENT_OF.get(family)
+    trait = treatment.trait if treatment else "pickupable"
     thing = dice.choice([kind for kind in room.things if trait in THINGS[kind].traits])
     if family == "look_at_obj_in_light":
-        return Errand(family, thing, LAMP)
+        return TaskSpec(family, thing, LAMP)
     places = [
         place
         for place in THINGS[thing].places
         if place in room.furniture and (level.max_openable or place not in OPENABLE)
     ]
-    return Errand(family, thing, dice.choice(places)) if places else None
+    return TaskSpec(family, thing, dice.choice(places)) if places else None
 
 
-def _drawn_furniture(dice: Dice, room: Room, errand: Errand, level: Level) -> list[str] | None:
-    """The types of the room's receptacles, sorted; None where the thing would have no place to start from."""
+def _drawn_furniture(dice: Dice, room: Room, task: TaskSpec, level: Level) -> list[str] | None:
+    """The types of the room's receptacles, sorted; None if no receptacle could hold the object at the start."""
     low, high = level.receptacles
-    furniture = [errand.place]
-    if errand.place == LAMP:
+    furniture = [task.place]
+    if task.place == LAMP:
         furniture = [dice.choice([stand for stand in THINGS[LAMP].places if stand in room.furniture])]
-    elif errand.family in TREATMENT:
-        appliance = TREATMENTS[TREATMENT[errand.family]].appliance
-        furniture = sorted({appliance, errand.place})
-    # No type may fill more than half of the room, or a small one would be nothing but cabinets.
-    pile = [kind for kind, most in room.furniture.items() for _ in range(min(most, high // 2))]
+    elif task.treatment:
+        furniture = sorted({task.treatment.appliance, task.place})
+    # At most half of the receptacles are of one type, or a small room would hold nothing but cabinets.
+    pool = [kind for kind, most in room.furniture.items() for _ in range(min(most, high // 2))]
     for kind in furniture:
-        pile.remove(kind)
+        pool.remove(kind)
     num_openable = sum(kind in OPENABLE for kind in furniture)
     wanted = dice.between(low, high)
-    for kind in dice.shuffled(pile):
+    for kind in dice.shuffled(pool):
         if len(furniture) >= wanted:
             break
         if kind in OPENABLE:
@@ -103,23 +99,23 @@ def _drawn_furniture(dice: Dice, room: Room, errand: Errand, level: Level) -> li
                 continue
             num_openable += 1
         furniture.append(kind)
-    startable = any(kind in THINGS[errand.thing].places and kind != errand.place for kind in furniture)
+    startable = any(kind in THINGS[task.thing].places and kind != task.place for kind in furniture)
     return sorted(furniture) if startable and len(furniture) >= low and num_openable <= level.max_openable else None
 
 
-def _drawn_things(dice: Dice, room: Room, errand: Errand, level: Level, furniture: list[str]) -> list[tuple[str, int]]:
-    """(kind, which receptacle) of every object."""
+def _drawn_things(dice: Dice, room: Room, task: TaskSpec, level: Level, furniture: list[str]) -> list[tuple[str, int]]:
+    """(type, number of its receptacle) of every object."""
     total = dice.between(*level.objects)
-    num_targets = dice.between(2 if errand.family == "pick_two_obj_and_place" else 1, level.max_of_kind)
-    # What still has to be cleaned, heated or cooled may lie where it has to end up; all else would be done already.
-    avoided = "" if errand.family in TREATMENT and dice.chance(0.2) else errand.place
-    things = [(errand.thing, _drawn_place(dice, errand.thing, furniture, avoided)) for _ in range(num_targets)]
-    if errand.place == LAMP:
+    num_targets = dice.between(2 if task.family == "pick_two_obj_and_place" else 1, level.max_of_kind)
+    # An object to be cleaned, heated or cooled may start at its destination; any other task would be solved already.
+    avoided = "" if task.treatment and dice.chance(0.2) else task.place
+    things = [(task.thing, _drawn_place(dice, task.thing, furniture, avoided)) for _ in range(num_targets)]
+    if task.place == LAMP:
         things.append((LAMP, _drawn_place(dice, LAMP, furniture)))
     placeable = [
         kind
         for kind in room.things
-        if kind not in (errand.thing, errand.place) and any(place in furniture for place in THINGS[kind].places)
+        if kind not in (task.thing, task.place) and any(place in furniture for place in THINGS[kind].places)
     ]
     left = Counter(dict.fromkeys(placeable, level.max_of_kind))
     while placeable and len(things) < total:
@@ -132,15 +128,16 @@ def _drawn_things(dice: Dice, room: Room, errand: Errand, level: Level, furnitur
 
 
 def _drawn_place(dice: Dice, kind: str, furniture: list[str], avoided: str = "") -> int:
-    """A receptacle for an object, a likely one more often than an unlikely one."""
+    """A receptacle for an object, drawn by how likely it is there."""
     ranks = {place: rank for rank, place in enumerate(THINGS[kind].places)}
     options = [number for number, place in enumerate(furniture) if place in ranks and place != avoided]
     return dice.weighted(options, [1 / (1 + ranks[furniture[number]]) for number in options])
 
 
 def _drawn_neighbours(dice: Dice, level: Level, furniture: list[str]) -> frozenset[int]:
-    """The receptacles that are reached from the same place as the one before them."""
+    """The receptacles that are at the same location as the one before them."""
     if not level.shares_locations:
         return frozenset()
     pairs = enumerate(pairwise(furniture), start=1)
-    return frozenset(n for n, (last, kind) in pairs if last == kind and kind in NARROW and dice.chance(0.35))
+    narrow = ("cabinet", "drawer")
+    return frozenset(n for n, (last, kind) in pairs if last == kind and kind in narrow and dice.chance(0.35))

@@ -1,35 +1,15 @@
-"""What a household is made of: rooms, furniture and things by ALFWorld's type names, and what goes where."""
+"""Rooms, receptacles and objects by ALFWorld's type names, and which object is found where."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 OPENABLE = frozenset({"cabinet", "drawer", "fridge", "microwave", "safe"})
 
 
-class Treatment(NamedTuple):
-    """Something that can be done to an object at an appliance."""
-
-    appliance: str
-    trait: str
-    """What an object must be for it."""
-    gains: str
-    """What the object is afterwards."""
-    loses: str = ""
-    """What it is no longer."""
-
-
-TREATMENTS = {
-    "clean": Treatment("sinkbasin", "cleanable", gains="isclean"),
-    "heat": Treatment("microwave", "heatable", gains="ishot", loses="iscool"),
-    "cool": Treatment("fridge", "coolable", gains="iscool", loses="ishot"),
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Thing:
-    """A kind of object: where it may be put, the likeliest places first, and what can be done with it."""
+    """A type of object: the receptacles it may be in, the likeliest first, and its PDDL predicates."""
 
     places: tuple[str, ...]
     traits: tuple[str, ...] = ("pickupable",)
@@ -37,7 +17,7 @@ class Thing:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """A kind of room: how many of each receptacle it may have at most, and the things one finds there."""
+    """A type of room: the most receptacles of each type it may have, and the types of objects found there."""
 
     furniture: dict[str, int]
     things: tuple[str, ...]
@@ -52,6 +32,7 @@ def _room(things: str, **furniture: int) -> Room:
 
 
 _FOOD = "cleanable heatable coolable sliceable"
+_CUP = "cleanable heatable coolable isreceptacleobject"
 _DISH = "cleanable coolable isreceptacleobject"
 _TOOL = "countertop drawer diningtable sinkbasin sidetable"
 _PAPERS = "desk drawer shelf sidetable dresser diningtable countertop coffeetable garbagecan"
@@ -69,10 +50,7 @@ THINGS: dict[str, Thing] = {
     "cellphone": _thing("bed desk drawer sidetable dresser sofa coffeetable armchair shelf safe"),
     "cloth": _thing("bathtubbasin cabinet drawer countertop sinkbasin shelf cart laundryhamper toilet", "cleanable"),
     "creditcard": _thing("drawer sidetable desk dresser shelf sofa armchair coffeetable safe countertop"),
-    "cup": _thing(
-        "countertop cabinet fridge diningtable sinkbasin microwave shelf sidetable",
-        "cleanable heatable coolable isreceptacleobject",
-    ),
+    "cup": _thing("countertop cabinet fridge diningtable sinkbasin microwave shelf sidetable", _CUP),
     "desklamp": Thing(("desk", "sidetable", "dresser", "shelf", "coffeetable"), ("toggleable",)),
     "dishsponge": _thing("sinkbasin countertop drawer cabinet diningtable shelf garbagecan", "cleanable"),
     "egg": _thing("fridge countertop sinkbasin microwave diningtable garbagecan sidetable", _FOOD),
@@ -86,20 +64,14 @@ THINGS: dict[str, Thing] = {
     "ladle": _thing("countertop cabinet drawer diningtable sinkbasin", "cleanable"),
     "laptop": _thing("desk bed sofa coffeetable diningtable dresser armchair sidetable"),
     "lettuce": _thing("fridge countertop diningtable sinkbasin garbagecan sidetable", "cleanable coolable sliceable"),
-    "mug": _thing(
-        "countertop coffeemachine cabinet fridge desk microwave sinkbasin diningtable shelf sidetable",
-        "cleanable heatable coolable isreceptacleobject",
-    ),
+    "mug": _thing("countertop coffeemachine cabinet fridge desk microwave sinkbasin diningtable shelf sidetable", _CUP),
     "newspaper": _thing("sofa coffeetable armchair sidetable shelf diningtable drawer garbagecan"),
     "pan": _thing("stoveburner countertop cabinet fridge diningtable sinkbasin", _DISH),
     "pen": _thing(_PAPERS),
     "pencil": _thing(_PAPERS),
     "peppershaker": _thing("cabinet countertop diningtable drawer shelf sidetable"),
     "pillow": _thing("bed sofa armchair"),
-    "plate": _thing(
-        "cabinet countertop diningtable fridge sinkbasin microwave shelf coffeetable",
-        "cleanable heatable coolable isreceptacleobject",
-    ),
+    "plate": _thing("cabinet countertop diningtable fridge sinkbasin microwave shelf coffeetable", _CUP),
     "pot": _thing("stoveburner countertop cabinet fridge diningtable sinkbasin shelf", _DISH),
     "potato": _thing("countertop fridge diningtable microwave sinkbasin garbagecan sidetable", _FOOD),
     "remotecontrol": _thing("coffeetable sofa tvstand sidetable drawer armchair dresser"),
