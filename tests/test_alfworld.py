@@ -434,5 +434,5 @@ def test_a_thousand_environments_share_their_games(data: Path) -> None:
     tasks = alfworld.tasks("train")
     envs = [tasks[number % 12].make_env() for number in range(1000)]
     observations = [env.reset() for env in envs]
-    assert len({id(env._begin.args[0]) for env in envs}) == 12  # type: ignore[attr-defined]
+    assert len({id(env._new_episode.args[0]) for env in envs}) == 12  # type: ignore[attr-defined]
     assert len(set(observations)) == 12

@@ -107,7 +107,7 @@ def test_won_means_what_the_task_sentence_says(game: Game, seed: int, num_turns:
 
 
 def is_done(world: World) -> bool:
-    """The errand judged from the sentence and the names alone."""
+    """The task judged from the sentence and the names alone."""
     game, (family, thing, place) = world.game, parsed_task(world.game.task)
     things = {o for o, name in enumerate(game.object_names) if name.split()[0] == thing}
     if family == "look_at_obj_in_light":

@@ -249,10 +249,10 @@ def test_the_splits_of_a_shape_of_one_s_own_are_disjoint_too(monkeypatch: pytest
     from spear_rl.envs.sokoban import panel
 
     monkeypatch.setattr(generated_panels, "SPLITS", {"train": 60, "validation": 12, "test": 12})
-    panel._searched.cache_clear()
+    panel._assigned_seeds.cache_clear()
     options = {"width": 5, "height": 7, "min_pushes": 2, "max_pushes": 3}
     found = {split: sokoban.tasks(split, **options) for split in SPLITS}
-    panel._searched.cache_clear()
+    panel._assigned_seeds.cache_clear()
     assert [len(found[split]) for split in SPLITS] == [60, 12, 12]
     contents = [content_hash(task.make_env().reset().state_key) for tasks in found.values() for task in tasks]
     assert len(set(contents)) == 84

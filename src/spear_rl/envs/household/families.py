@@ -1,11 +1,13 @@
-"""The six task families of ALFWorld and the sentences that state a task."""
+"""The six task families of ALFWorld: the sentences that state a task, and its goal in PDDL."""
 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from spear_rl.envs.household.rules.game import TREATMENTS, Treatment
+from spear_rl.envs.household.rules.pddl import Formula, read_formula
 
 SENTENCES: dict[str, tuple[str, ...]] = {
     "pick_and_place_simple": ("put a {thing} in {place}.", "put some {thing} on {place}."),
@@ -16,11 +18,7 @@ SENTENCES: dict[str, tuple[str, ...]] = {
     "pick_two_obj_and_place": ("put two {thing} in {place}.", "find two {thing} and put them in {place}."),
 }
 FAMILIES = tuple(SENTENCES)
-TREATMENT_OF = {
-    "pick_clean_then_place_in_recep": TREATMENTS["clean"],
-    "pick_heat_then_place_in_recep": TREATMENTS["heat"],
-    "pick_cool_then_place_in_recep": TREATMENTS["cool"],
-}
+TREATMENT_OF = {f"pick_{verb}_then_place_in_recep": treatment for verb, treatment in TREATMENTS.items()}
 """What has to be done to the object before it is placed, by family."""
 
 _PATTERNS = [
@@ -28,6 +26,16 @@ _PATTERNS = [
     for family, sentences in SENTENCES.items()
     for sentence in sentences
 ]
+_PLACED = """
+(exists (?r - receptacle) (exists (?o - object) (and
+    (objecttype ?o {thing}type) (receptacletype ?r {place}type) (inreceptacle ?o ?r) {more})))"""
+_TREATED = "({trait} ?o) ({gains} ?o)"
+_SECOND = "(exists (?o2 - object) (and (not (= ?o ?o2)) (objecttype ?o2 {thing}type) (inreceptacle ?o2 ?r)))"
+_IN_LIGHT = """
+(and (exists (?ot - object ?r - receptacle ?a - agent ?l - location) (and
+        (objecttype ?ot {place}type) (toggleable ?ot) (istoggled ?ot)
+        (receptacleatlocation ?r ?l) (atlocation ?a ?l) (inreceptacle ?ot ?r)))
+    (exists (?o - object ?a - agent) (and (objecttype ?o {thing}type) (holds ?a ?o))))"""
 
 
 class TaskSpec(NamedTuple):
@@ -49,3 +57,14 @@ def parsed_task(sentence: str) -> TaskSpec:
         if found:
             return TaskSpec(family, *found.groups())
     raise ValueError(f"not a task sentence of the household: {sentence[:200]!r}")
+
+
+@lru_cache(maxsize=4096)
+def goal_formula(task: TaskSpec) -> Formula:
+    family, thing, place = task
+    if family == "look_at_obj_in_light":
+        return read_formula(_IN_LIGHT.format(thing=thing, place=place))
+    more = _SECOND.format(thing=thing) if family == "pick_two_obj_and_place" else ""
+    if task.treatment:
+        more = _TREATED.format(trait=task.treatment.trait, gains=task.treatment.gains)
+    return read_formula(_PLACED.format(thing=thing, place=place, more=more))

@@ -26,14 +26,14 @@ def rebuilt_manifest(levels: Iterable[str] = tuple(LEVELS)) -> dict[str, LevelMa
 
 def _rebuilt_level(level: str) -> LevelManifest:
     num_families = len(LEVELS[level].families)
-    assignment = assigned_seeds(lambda seed: generated_problem(level, seed).content_hash(), num_families)
+    letters, hashes = assigned_seeds(lambda seed: generated_problem(level, seed).content_hash(), num_families)
     for split in SPLITS:
-        for seed in panel_seeds(assignment.letters, split, num_families):
+        for seed in panel_seeds(letters, split, num_families):
             game = grounded_game(generated_problem(level, seed))
             # An expert raises if the game cannot be won, and returns no commands if it is won at the start.
             if not all(expert(game, 0) for expert in EXPERTS.values()):
                 raise ValueError(f"the game of level {level}, seed {seed} is won before it starts")
-    return level_manifest(assignment, num_families)
+    return level_manifest(letters, hashes, num_families)
 
 
 def main(arguments: list[str]) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import TypedDict
 
 SPLITS = {"train": 2000, "validation": 200, "test": 200}
 """Tasks per split, rounded up to equally many of each kind; fewer where the generator has no more."""
@@ -30,13 +30,6 @@ class LevelManifest(TypedDict):
     """Split -> hash of the contents of its tasks, in panel order."""
 
 
-class SeedAssignment(NamedTuple):
-    """The letter and the content of every seed tried."""
-
-    letters: str
-    contents: tuple[str, ...]
-
-
 @cache
 def recorded_manifest(file: Path) -> dict[str, LevelManifest]:
     """Level -> its entry in the shipped manifest."""
@@ -51,8 +44,11 @@ def content_split(content_hash: str) -> str:
 
 def assigned_seeds(
     content: Callable[[int], str], num_kinds: int, *, content_hash: Callable[[str], str] = str
-) -> SeedAssignment:
-    """Fill every split with equally many tasks of each kind, from seed 0 on, no content twice."""
+) -> tuple[str, list[str]]:
+    """The letter and the content of every seed, from seed 0 until each split has equally many tasks of each kind.
+
+    No content is used twice.
+    """
     left = {(split, kind): -(-size // num_kinds) for split, size in SPLITS.items() for kind in range(num_kinds)}
     letters: list[str] = []
     contents: list[str] = []
@@ -66,7 +62,7 @@ def assigned_seeds(
         letters.append(_LETTERS[split] if is_used else _UNUSED)
         left[split, kind] -= is_used
         seen.add(digest)
-    return SeedAssignment("".join(letters), tuple(contents))
+    return "".join(letters), contents
 
 
 def panel_seeds(letters: str, split: str, num_kinds: int) -> tuple[int, ...]:
@@ -80,9 +76,8 @@ def panel_hash(contents: Sequence[str], separator: str = "\n") -> str:
     return hashlib.sha256(separator.join(contents).encode()).hexdigest()
 
 
-def level_manifest(assignment: SeedAssignment, num_kinds: int, *, separator: str = "\n") -> LevelManifest:
-    """The entry of a level whose seeds were just assigned."""
-    letters, contents = assignment
+def level_manifest(letters: str, contents: list[str], num_kinds: int, *, separator: str = "\n") -> LevelManifest:
+    """The entry of a level with these assigned seeds."""
     panels = {split: [contents[seed] for seed in panel_seeds(letters, split, num_kinds)] for split in SPLITS}
     return {"seeds": letters, "sha256": {split: panel_hash(own, separator) for split, own in panels.items()}}
 

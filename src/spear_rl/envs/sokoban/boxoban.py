@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +25,8 @@ SETS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 """Set -> folder -> the splits its levels go to; where there are several, the content of a level decides."""
 
+_PRECEDENCE = ("test", "validation", "train")
+"""A level that is published in several splits belongs to the first of these."""
 _HEAD = re.compile(r"^;[^\n]*\n", re.MULTILINE)
 
 
@@ -38,25 +41,12 @@ class Entry(NamedTuple):
 
 
 def boxoban_entries(set_name: str, split: str, *, data: str = "", max_levels: int | None = None) -> list[Entry]:
-    """The levels of a split, by file and number; a level that is published twice is in one split only.
-
-    Args:
-        data: the folder, instead of $BOXOBAN_DATA.
-        max_levels: stop reading after so many.
-    """
+    """The first levels of a split, by file and number; a level that is published twice is in one split only."""
     base = data_folder(data)
-    # Test takes precedence over validation, and validation over train.
-    held_out: set[str] = set()
-    for other in ("test", "validation")[: {"test": 0, "validation": 1, "train": 2}[split]]:
-        held_out.update(text for _, _, text in _texts(base, set_name, other))
-    entries: list[Entry] = []
-    for path, number, text in _texts(base, set_name, split):
-        if max_levels is not None and len(entries) >= max_levels:
-            break
-        if text not in held_out:
-            name = path.relative_to(base).with_suffix("").as_posix()
-            entries.append(Entry(f"boxoban/{name}/{number:03d}", str(path), number))
-    return entries
+    preceding = _PRECEDENCE[: _PRECEDENCE.index(split)]
+    held_out = {text for other in preceding for _, text in _published(base, set_name, other)}
+    kept = (entry for entry, text in _published(base, set_name, split) if text not in held_out)
+    return list(islice(kept, max_levels))
 
 
 def data_folder(data: str = "") -> Path:
@@ -85,8 +75,8 @@ def boxoban_level(path: str, number: int) -> Level:
     return level
 
 
-def _texts(base: Path, set_name: str, split: str) -> Iterator[tuple[Path, int, str]]:
-    """(file, number, text) of the levels of a split."""
+def _published(base: Path, set_name: str, split: str) -> Iterator[tuple[Entry, str]]:
+    """The levels of a split and their grids."""
     for folder, splits in SETS[set_name].items():
         if split not in splits:
             continue
@@ -94,9 +84,10 @@ def _texts(base: Path, set_name: str, split: str) -> Iterator[tuple[Path, int, s
         if not paths:
             raise ConfigError(f"Boxoban's levels: {base / folder} has no level files (*.txt)")
         for path in paths:
+            name = path.relative_to(base).with_suffix("").as_posix()
             for number, text in enumerate(_levels_in(str(path))):
                 if len(splits) == 1 or _content_split(text, splits) == split:
-                    yield path, number, text
+                    yield Entry(f"boxoban/{name}/{number:03d}", str(path), number), text
 
 
 def _content_split(text: str, splits: tuple[str, ...]) -> str:

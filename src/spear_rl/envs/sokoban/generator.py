@@ -58,9 +58,9 @@ def generated_level(shape: Shape, seed: int, *, deadline: float = math.inf) -> L
                 f"width: levels of {shape.width} x {shape.height} with {shape.num_boxes} boxes and {wanted} pushes "
                 "take too long to find: take a smaller room, fewer boxes or lower max_pushes"
             )
-        walls = _carved_walls(dice, shape)
-        floor = [cell for cell in range(shape.width * shape.height) if cell not in walls]
-        *targets, player = dice.shuffled(floor)[: shape.num_boxes + 1]
+        floor = _carved_floor(dice, shape)
+        *targets, player = dice.shuffled(sorted(floor))[: shape.num_boxes + 1]
+        walls = frozenset(range(shape.width * shape.height)) - floor
         room = Room(shape.width, shape.height, walls, frozenset(targets))
         start = _after_pulls(dice, room, State(player, room.targets), wanted)
         if start is not None:
@@ -71,8 +71,8 @@ def generated_level(shape: Shape, seed: int, *, deadline: float = math.inf) -> L
     )
 
 
-def _carved_walls(dice: Dice, shape: Shape) -> frozenset[int]:
-    """Walls everywhere except where a random walk has been, so the floor is connected."""
+def _carved_floor(dice: Dice, shape: Shape) -> set[int]:
+    """The cells of a random walk inside the outer wall: a connected floor."""
     columns, rows = shape.width - 2, shape.height - 2
     low, high = (round(share * columns * rows) for share in shape.floor)
     wanted = dice.between(max(low, 2 * shape.num_boxes + 1), max(high, 2 * shape.num_boxes + 1))
@@ -82,8 +82,7 @@ def _carved_walls(dice: Dice, shape: Shape) -> frozenset[int]:
         step_x, step_y = dice.choice(((0, -1), (0, 1), (-1, 0), (1, 0)))
         x, y = min(max(x + step_x, 0), columns - 1), min(max(y + step_y, 0), rows - 1)
         carved.add((x, y))
-    floor = {(y + 1) * shape.width + x + 1 for x, y in carved}
-    return frozenset(cell for cell in range(shape.width * shape.height) if cell not in floor)
+    return {(y + 1) * shape.width + x + 1 for x, y in carved}
 
 
 def _after_pulls(dice: Dice, room: Room, end: State, wanted: int) -> State | None:
@@ -91,22 +90,20 @@ def _after_pulls(dice: Dice, room: Room, end: State, wanted: int) -> State | Non
     player, boxes = end
     seen = {boxes}
     for _ in range(10 * wanted):
-        reached = _reachable(room, player, boxes)
-        pulls = _pulls(room, reached, boxes)
-        # Prefer new positions of the boxes, or pulls would undo each other.
-        fresh = [pull for pull in pulls if pull[1] not in seen]
+        pulls = _pulls(room, player, boxes)
         if not pulls:
             return None
-        player, boxes = dice.choice(fresh or pulls)
+        # Prefer new positions of the boxes, or pulls would undo each other.
+        player, boxes = dice.choice([pull for pull in pulls if pull[1] not in seen] or pulls)
         seen.add(boxes)
         if pushes_needed(room, boxes) == wanted:
             return State(dice.choice(sorted(_reachable(room, player, boxes))), boxes)
     return None
 
 
-def _pulls(room: Room, reached: frozenset[int], boxes: frozenset[int]) -> list[tuple[int, frozenset[int]]]:
+def _pulls(room: Room, player: int, boxes: frozenset[int]) -> list[tuple[int, frozenset[int]]]:
     """(player, boxes) after every possible pull."""
-    found = []
+    reached, found = _reachable(room, player, boxes), []
     for box in sorted(boxes):
         for direction, stand in enumerate(room.beside[box]):
             if stand in reached:
@@ -116,7 +113,7 @@ def _pulls(room: Room, reached: frozenset[int], boxes: frozenset[int]) -> list[t
     return found
 
 
-def _reachable(room: Room, player: int, boxes: frozenset[int]) -> frozenset[int]:
+def _reachable(room: Room, player: int, boxes: frozenset[int]) -> set[int]:
     """The cells the player can walk to."""
     reached, stack, beside = {player}, [player], room.beside
     while stack:
@@ -124,4 +121,4 @@ def _reachable(room: Room, player: int, boxes: frozenset[int]) -> frozenset[int]
             if ahead != WALL and ahead not in reached and ahead not in boxes:
                 reached.add(ahead)
                 stack.append(ahead)
-    return frozenset(reached)
+    return reached

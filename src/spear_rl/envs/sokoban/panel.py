@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from spear_rl.envs.shared import generated_panels
-from spear_rl.envs.shared.generated_panels import LevelManifest, SeedAssignment, recorded_manifest
+from spear_rl.envs.shared.generated_panels import LevelManifest, recorded_manifest
 from spear_rl.envs.sokoban.generator import LEVELS, Shape, generated_level
 from spear_rl.envs.sokoban.text import content_hash, grid_text
 
@@ -22,20 +22,20 @@ MAX_SECONDS = 300.0
 def panel_seeds(shape: Shape, split: str) -> tuple[int, ...]:
     """The seeds of a split in panel order, which alternates between the numbers of pushes."""
     named = [name for name, known in LEVELS.items() if known == shape]
-    letters = recorded_manifest(MANIFEST)[named[0]]["seeds"] if named else _searched(shape).letters
+    letters = recorded_manifest(MANIFEST)[named[0]]["seeds"] if named else _assigned_seeds(shape)[0]
     return generated_panels.panel_seeds(letters, split, len(shape.pushes))
 
 
 def rebuilt_manifest() -> dict[str, LevelManifest]:
     """The manifest that the generator gives now."""
     return {
-        name: generated_panels.level_manifest(_searched(shape), len(shape.pushes), separator="\n\n")
+        name: generated_panels.level_manifest(*_assigned_seeds(shape), len(shape.pushes), separator="\n\n")
         for name, shape in LEVELS.items()
     }
 
 
 @cache
-def _searched(shape: Shape) -> SeedAssignment:
+def _assigned_seeds(shape: Shape) -> tuple[str, list[str]]:
     deadline = time.monotonic() + MAX_SECONDS
     return generated_panels.assigned_seeds(
         lambda seed: grid_text(generated_level(shape, seed, deadline=deadline)),

@@ -6,13 +6,15 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 
-from spear_rl.envs.household.families import FAMILIES, SENTENCES, TREATMENT_OF, TaskSpec
-from spear_rl.envs.household.generation.problem import room_problem
+from spear_rl.envs.household.families import FAMILIES, SENTENCES, TREATMENT_OF, TaskSpec, goal_formula
 from spear_rl.envs.household.generation.rooms import OPENABLE, ROOMS, THINGS, Room
-from spear_rl.envs.household.rules.pddl import Problem
+from spear_rl.envs.household.rules.pddl import Fact, Problem
 from spear_rl.envs.shared.dice import Dice
 
 LAMP = "desklamp"
+# ALFWorld's rules name these types, so a game must declare them even where the room has none.
+_RULE_RECEPTACLES = {"fridge", "microwave", "sinkbasin"}
+_RULE_OBJECTS = {"butterknife", "knife"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,8 @@ def generated_problem(level_name: str, seed: int) -> Problem:
             things = _drawn_things(dice, room, task, level, furniture)
             joined = _drawn_neighbours(dice, level, furniture)
             sentence = dice.choice(SENTENCES[family]).format(thing=task.thing, place=task.place)
-            return room_problem(task, sentence, furniture, things, joined)
+            entities, facts = _stated(furniture, things, joined)
+            return Problem(entities, facts, goal_formula(task), sentence)
 
 
 def _is_suitable(room: Room, family: str) -> bool:
@@ -141,3 +144,41 @@ def _drawn_neighbours(dice: Dice, level: Level, furniture: list[str]) -> frozens
     pairs = enumerate(pairwise(furniture), start=1)
     narrow = ("cabinet", "drawer")
     return frozenset(n for n, (last, kind) in pairs if last == kind and kind in narrow and dice.chance(0.35))
+
+
+def _stated(
+    furniture: list[str], things: list[tuple[str, int]], joined: frozenset[int]
+) -> tuple[dict[str, str], tuple[Fact, ...]]:
+    """The entities and facts of a room, in the form of ALFWorld's own games."""
+    counts: Counter[str] = Counter()
+    entities = {"agent1": "agent", "loc_bar_00": "location"}
+    facts: list[Fact] = [("atlocation", "agent1", "loc_bar_00")]
+    receptacles: list[str] = []
+    locations: list[str] = []
+    for number, kind in enumerate(furniture):
+        counts[kind] += 1
+        entity = f"{kind}_bar_{counts[kind]:02d}"
+        if kind.endswith("basin"):
+            # ALFWorld displays `sink_bar_..._bar_sinkbasin` as "sinkbasin".
+            entity = f"{kind.removesuffix('basin')}_bar_{counts[kind]:02d}_bar_{kind}"
+        location = locations[-1] if number in joined else f"loc_bar_{number + 1:02d}"
+        entities |= {entity: "receptacle", location: "location"}
+        facts += [("receptacletype", entity, f"{kind}type"), ("receptacleatlocation", entity, location)]
+        if kind in OPENABLE:
+            facts.append(("openable", entity))
+        receptacles.append(entity)
+        locations.append(location)
+    # Objects are numbered by their receptacle, so games that differ only in the order of the draws are the same game.
+    for kind, number in sorted(things):
+        counts[kind] += 1
+        entity = f"{kind}_bar_{counts[kind]:02d}"
+        entities[entity] = "object"
+        facts += [("objecttype", entity, f"{kind}type"), ("inreceptacle", entity, receptacles[number])]
+        facts.append(("objectatlocation", entity, locations[number]))
+        facts += [(trait, entity) for trait in THINGS[kind].traits]
+    kinds, places = {kind for kind, _ in things}, set(furniture)
+    for kind in sorted(kinds):
+        facts += [("cancontain", f"{place}type", f"{kind}type") for place in THINGS[kind].places if place in places]
+    entities |= {f"{place}type": "rtype" for place in sorted(places | _RULE_RECEPTACLES)}
+    entities |= {f"{kind}type": "otype" for kind in sorted(kinds | _RULE_OBJECTS)}
+    return entities, tuple(facts)

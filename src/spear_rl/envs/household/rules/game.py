@@ -6,21 +6,18 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypedDict
 
-from spear_rl.envs.household.rules.goal import FLAGS, Ground, Numbers, goal_test, grounded_goal, mentions
+from spear_rl.envs.household.rules.goal import FLAGS, Ground, goal_test, grounded_goal, mentions
 from spear_rl.envs.household.rules.pddl import Problem
 
 
 class Treatment(NamedTuple):
-    """Something that can be done to an object at an appliance."""
+    """What an appliance does to an object with a certain trait: it gains one flag and may lose another."""
 
     verb: str
     appliance: str
     trait: str
-    """The predicate that an object needs for it."""
     gains: str
-    """The flag that the object has afterwards."""
     loses: str = ""
-    """The flag that it no longer has."""
 
 
 TREATMENTS = {
@@ -145,13 +142,12 @@ def game_tables(problem: Problem) -> Tables:
     starts = facts["atlocation"]
     if len(starts) != 1:
         raise ValueError(f"a game has one agent at one location, this one has {len(starts)} such facts")
-    marks = [(predicate, receptacles) for predicate in _RECEPTACLE_PREDICATES]
-    marks += [(predicate, objects) for predicate in _OBJECT_PREDICATES]
+    marks = dict.fromkeys(_RECEPTACLE_PREDICATES, receptacles) | dict.fromkeys(_OBJECT_PREDICATES, objects)
     return {
         "task": problem.task,
         "objects": [names[entity] for entity in objects],
         "receptacles": [names[entity] for entity in receptacles],
-        "marked": {p: sorted(own[entity] for (entity,) in facts[p]) for p, own in marks},
+        "marked": {p: sorted(own[entity] for (entity,) in facts[p]) for p, own in marks.items()},
         "knives": sorted(number for kind in _KNIFE_TYPES for number in objects_by_type[kind]),
         "nested": _grouped(len(objects), ((objects[b], objects[a]) for a, b in facts["inreceptacleobject"])),
         "acceptances": [list(those) for those in acceptances],
@@ -163,14 +159,18 @@ def game_tables(problem: Problem) -> Tables:
         "lying": _grouped(len(locations), ((locations[at], objects[o]) for o, at in facts["objectatlocation"])),
         "start": locations[starts[0][1]],
         "held": next((objects[entity] for _, entity in facts["holds"]), -1),
-        "goal": grounded_goal(problem, Numbers(objects, receptacles, locations)),
+        "goal": grounded_goal(problem, {"objects": objects, "receptacles": receptacles, "locations": locations}),
         "goal_needs_location": mentions(problem.goal, "atlocation"),
     }
 
 
 def display_names(identifiers: Sequence[str]) -> dict[str, str]:
     """What the player reads for each identifier: `mug_bar_1` is "mug 2" if it is the first of two, in sorted order."""
-    stems = {entity: _stem(entity) for entity in sorted(identifiers) if "_bar_" in entity}
+    stems = {
+        entity: entity.split("_bar_", 1)[0] + ("basin" if "basin" in entity else "")
+        for entity in sorted(identifiers)
+        if "_bar_" in entity
+    }
     left = Counter(stems.values())
     # An identifier that is no instance (an agent, a type) is its own name, with an empty number.
     names = {entity: f"{entity} " for entity in identifiers if entity not in stems}
@@ -178,11 +178,6 @@ def display_names(identifiers: Sequence[str]) -> dict[str, str]:
         names[entity] = f"{stem} {left[stem]}"
         left[stem] -= 1
     return names
-
-
-def _stem(entity: str) -> str:
-    stem = entity.split("_bar_", 1)[0]
-    return f"{stem}basin" if "basin" in entity else stem
 
 
 def _grouped(size: int, pairs: Iterable[tuple[int, int]]) -> Groups:

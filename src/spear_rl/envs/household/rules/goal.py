@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from spear_rl.envs.household.rules.pddl import Fact, Formula, Problem, typed_names
 
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
 
 Ground: TypeAlias = "bool | Sequence[Any]"
 """A JSON-compatible formula over numbers: ("any", ("inside", 3, 0, 1), ("not", ("flag", "ishot", 3)))."""
+Numbers: TypeAlias = Mapping[str, Mapping[str, int]]
+"""For objects, receptacles and locations, the number of each identifier."""
 Bindings: TypeAlias = Mapping[str, str]
 GoalTest: TypeAlias = "Callable[[World], bool]"
 
@@ -31,14 +35,6 @@ _FLUENTS: dict[str, tuple[tuple[str, ...], tuple[tuple[str, int], ...]]] = {
 }
 
 
-class Numbers(NamedTuple):
-    """The number of each identifier in a game's tables."""
-
-    objects: Mapping[str, int]
-    receptacles: Mapping[str, int]
-    locations: Mapping[str, int]
-
-
 def grounded_goal(problem: Problem, numbers: Numbers) -> Ground:
     """The goal over a game's numbers; a truth value where no command can change it."""
     return _Grounder(problem, numbers).grounded(problem.goal, {})
@@ -53,10 +49,13 @@ def mentions(formula: Formula, predicate: str) -> bool:
 
 class _Grounder:
     def __init__(self, problem: Problem, numbers: Numbers) -> None:
-        self.entities = problem.entities
+        self.entities: defaultdict[str, list[str]] = defaultdict(list)
+        for entity, kind in problem.entities.items():
+            self.entities[kind].append(entity)
+        # In PDDL every type is an object.
+        self.entities["object"] = list(problem.entities)
         self.facts = frozenset(problem.facts)
         self.numbers = numbers
-        self.kinds: dict[str, list[str]] = {}
 
     def grounded(self, formula: Formula, bound: Bindings) -> Ground:
         """The formula with its quantifiers expanded and its static parts evaluated."""
@@ -78,31 +77,24 @@ class _Grounder:
         atom = tuple(bound.get(str(word), str(word)) for word in formula)
         return atom[1] == atom[2] if head == "=" else self._atom(atom)
 
-    def _bindings(self, formula: tuple[Formula, ...], bound: Bindings) -> Iterator[Bindings]:
+    def _bindings(self, formula: tuple[Formula, ...], bound: Bindings) -> list[Bindings]:
+        """`bound` with every assignment of entities to the variables that a quantifier declares."""
         variables = typed_names(formula[1])
         # A variable declared again shadows the outer one.
-        outer = {name: entity for name, entity in bound.items() if name not in variables}
-        return self._extended(list(variables.items()), formula, outer)
+        found: list[Bindings] = [{name: entity for name, entity in bound.items() if name not in variables}]
+        for variable, kind in variables.items():
+            found = [
+                {**inner, variable: entity}
+                for inner in found
+                for entity in self._candidates(variable, kind, formula, inner)
+            ]
+        return found
 
-    def _extended(
-        self, variables: list[tuple[str, str]], formula: tuple[Formula, ...], bound: Bindings
-    ) -> Iterator[Bindings]:
-        if not variables:
-            yield bound
-            return
-        (variable, kind), *rest = variables
-        if kind not in self.kinds:
-            # In PDDL every type is an object.
-            self.kinds[kind] = [entity for entity, own in self.entities.items() if kind in (own, "object")]
-        entities = self.kinds[kind]
-        if formula[0] == "exists":
-            entities = self._candidates(variable, entities, formula[2], bound)
-        for entity in entities:
-            yield from self._extended(rest, formula, {**bound, variable: entity})
-
-    def _candidates(self, variable: str, entities: list[str], body: Formula, bound: Bindings) -> list[str]:
-        """The entities that meet every static condition on bound variables; saves most of the grounding."""
-        for atom in _conjuncts(body):
+    def _candidates(self, variable: str, kind: str, formula: tuple[Formula, ...], bound: Bindings) -> list[str]:
+        """The entities of a type; for `exists` only those that meet the static conditions on variables bound so far,
+        which saves most of the grounding."""
+        entities = self.entities.get(kind, [])
+        for atom in _conjuncts(formula[2]) if formula[0] == "exists" else ():
             words = [bound.get(str(word), str(word)) for word in atom]
             is_static = words[0] not in _CONNECTIVES and words[0] not in _FLUENTS
             if is_static and variable in words and all(w == variable or not w.startswith("?") for w in words[1:]):
@@ -116,7 +108,7 @@ class _Grounder:
         if predicate not in _FLUENTS:
             return atom in self.facts
         test, operands = _FLUENTS[predicate]
-        numbers = [getattr(self.numbers, kind).get(arguments[position]) for kind, position in operands]
+        numbers = [self.numbers[kind].get(arguments[position]) for kind, position in operands]
         return False if None in numbers else (*test, *numbers)
 
 
@@ -175,26 +167,14 @@ def goal_test(ground: Ground) -> GoalTest:
 # In the tests below `any` and `all` over a generator would double the time of a step.
 
 
-def _all(*parts: Ground) -> GoalTest:
+def _joined_test(is_all: bool, *parts: Ground) -> GoalTest:
     tests = tuple(map(goal_test, parts))
 
     def holds(world: World) -> bool:
-        for test in tests:  # noqa: SIM110
-            if not test(world):
-                return False
-        return True
-
-    return holds
-
-
-def _any(*parts: Ground) -> GoalTest:
-    tests = tuple(map(goal_test, parts))
-
-    def holds(world: World) -> bool:
-        for test in tests:  # noqa: SIM110
-            if test(world):
-                return True
-        return False
+        for test in tests:
+            if test(world) is not is_all:
+                return not is_all
+        return is_all
 
     return holds
 
@@ -216,8 +196,8 @@ def _inside(o: int, *receptacles: int) -> GoalTest:
 
 
 _TESTS: dict[str, Callable[..., GoalTest]] = {
-    "all": _all,
-    "any": _any,
+    "all": partial(_joined_test, True),
+    "any": partial(_joined_test, False),
     "not": _not,
     "inside": _inside,
     "flag": lambda flag, o: lambda world: o in world.flags[flag],

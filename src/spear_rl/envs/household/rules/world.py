@@ -64,6 +64,10 @@ class World:
         if command not in self.commands():
             return wording.NOTHING_HAPPENS
         verb, _, rest = command.partition(" ")
+        if verb not in _READING:
+            self._commands = None
+            if verb != "go" or self.game.goal_needs_location:
+                self._won = None
         return _ACTIONS[verb](self, rest)
 
     def _admissible(self) -> tuple[str, ...]:
@@ -98,10 +102,6 @@ class World:
                 found.update([f"slice {objects[o]} with {name}" for o in self.lying[self.here] if o in game.sliceable])
         return tuple(sorted(found))
 
-    def _changed(self) -> None:
-        self._commands = None
-        self._won = None
-
     def _examine(self, name: str) -> str:
         receptacle = self.game.receptacle_numbers.get(name)
         return wording.object_state(self, name) if receptacle is None else receptacle_state(self, receptacle)
@@ -110,20 +110,15 @@ class World:
         name = rest.removeprefix("to ")
         receptacle = self.game.receptacle_numbers[name]
         self.here = self.game.location_of[receptacle]
-        self._commands = None
-        if self.game.goal_needs_location:
-            self._won = None
         return f"You arrive at {name}. {receptacle_state(self, receptacle)}"
 
     def _open(self, name: str) -> str:
         receptacle = self.game.receptacle_numbers[name]
         self.opened = self.opened | {receptacle}
-        self._changed()
         return f"You open the {name}. {receptacle_state(self, receptacle)}"
 
     def _close(self, name: str) -> str:
         self.opened = self.opened - {self.game.receptacle_numbers[name]}
-        self._changed()
         return f"You close the {name}."
 
     def _take(self, rest: str) -> str:
@@ -133,7 +128,6 @@ class World:
         self.lying[self.here] = tuple(other for other in self.lying[self.here] if other != o)
         self.taken = self.taken | {(o, r)}
         self.held = o
-        self._changed()
         return f"You pick up the {name} from the {where}."
 
     def _move(self, rest: str) -> str:
@@ -143,7 +137,6 @@ class World:
         self.lying[self.here] = tuple(sorted({*self.lying[self.here], o}))
         self.taken = self.taken - {(o, r)}
         self.held = -1
-        self._changed()
         return f"You move the {name} to the {where}."
 
     def _treat(self, rest: str, *, verb: str) -> str:
@@ -152,7 +145,6 @@ class World:
         self.flags[treatment.gains] |= o
         if treatment.loses:
             self.flags[treatment.loses] -= o
-        self._changed()
         return f"You {verb} the {name} using the {where}."
 
     def _use(self, name: str) -> str:
@@ -160,16 +152,15 @@ class World:
         self.flags["ison"] ^= o
         # `istoggled` is never cleared, so the game says "turn on" every time.
         self.flags["istoggled"] |= o
-        self._changed()
         return f"You turn on the {name}."
 
     def _slice(self, rest: str) -> str:
         name, _, knife = rest.partition(" with ")
         self.flags["issliced"] |= {self.game.object_numbers[name]}
-        self._changed()
         return f"You sliced the {name} with the {knife}."
 
 
+_READING = ("look", "inventory", "help", "examine")
 _ACTIONS: dict[str, Callable[[World, str], str]] = {
     "look": lambda world, _: wording.surroundings(world),
     "inventory": lambda world, _: wording.carried(world),
