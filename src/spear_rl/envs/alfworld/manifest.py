@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from spear_rl.envs.alfworld.panel import official_split, playable_games
-from spear_rl.envs.shared.manifests import manifest_of, run_command
+from spear_rl.envs.shared.manifests import contents_sha256, printed_or_verified
+
+
+def manifest_of(split: str, data: str = "") -> dict[str, Any]:
+    """split, games (task id -> SHA-256 of its file) and sha256 (of all lines `id sha256`, sorted)."""
+    games = {game.id: game.sha256 for game in playable_games(split, data=data)}
+    return {"split": official_split(split), "sha256": contents_sha256(games), "games": games}
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m spear_rl.envs.alfworld.manifest", description=__doc__)
     parser.add_argument("split")
     parser.add_argument("--data", default="", help="the folder that holds json_2.1.1, instead of $ALFWORLD_DATA")
-    return run_command(parser, arguments, _manifest, key="games")
-
-
-def _manifest(given: argparse.Namespace) -> Mapping[str, Any]:
-    games = {game.id: game.sha256 for game in playable_games(given.split, data=given.data)}
-    return manifest_of(official_split(given.split), games, key="games")
+    parser.add_argument("--verify", metavar="FILE", help="a manifest to compare with")
+    given = parser.parse_args(arguments)
+    return printed_or_verified(lambda: manifest_of(given.split, given.data), given.verify, tasks="games")
 
 
 if __name__ == "__main__":

@@ -59,6 +59,11 @@ def parsed_task(sentence: str) -> TaskSpec:
     raise ValueError(f"not a task sentence of the household: {sentence[:200]!r}")
 
 
+def type_of(name: str) -> str:
+    """The type of a displayed object or receptacle: "mug 1" is a mug."""
+    return name.rsplit(" ", 1)[0]
+
+
 @lru_cache(maxsize=4096)
 def goal_formula(task: TaskSpec) -> Formula:
     family, thing, place = task

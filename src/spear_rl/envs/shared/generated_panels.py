@@ -17,8 +17,8 @@ SPLITS = {"train": 2000, "validation": 200, "test": 200}
 """Tasks per split, rounded up to equally many of each kind; fewer where the generator has no more."""
 MAX_SEEDS = 20 * sum(SPLITS.values())
 
+UNUSED = "-"
 _LETTERS = {"train": "t", "validation": "v", "test": "e"}
-_UNUSED = "-"
 
 
 class LevelManifest(TypedDict):
@@ -59,7 +59,7 @@ def assigned_seeds(
         digest = content_hash(contents[-1])
         split, kind = content_split(digest), seed % num_kinds
         is_used = digest not in seen and left[split, kind] > 0
-        letters.append(_LETTERS[split] if is_used else _UNUSED)
+        letters.append(_LETTERS[split] if is_used else UNUSED)
         left[split, kind] -= is_used
         seen.add(digest)
     return "".join(letters), contents

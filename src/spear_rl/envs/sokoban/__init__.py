@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Annotated
 
@@ -109,13 +108,8 @@ def _shape(level: str, width: int, height: int, num_boxes: int, min_pushes: int,
     if min_pushes or max_pushes:
         low = min_pushes or min(min(pushes), max_pushes)
         pushes = tuple(range(low, (max_pushes or max(max(pushes), low)) + 1))
-    return replace(
-        known,
-        width=width or known.width,
-        height=height or width or known.height,
-        num_boxes=num_boxes or known.num_boxes,
-        pushes=pushes,
-    )
+    width, height = width or known.width, height or width or known.height
+    return Shape(width, height, num_boxes or known.num_boxes, pushes, known.floor)
 
 
 def _env(make_level: partial[Level], observation: str, grid: View, tile: int) -> SokobanEnv:

@@ -10,17 +10,18 @@ from spear_rl.envs.sokoban.solver import solution
 
 Expert = Callable[[Level, int], list[str]]
 
-QUICK_WEIGHT = 5.0
 
-
-def optimal_moves(level: Level, seed: int = 0) -> list[str]:
+def optimal_moves(level: Level, seed: int = 0, *, weight: float = 1.0) -> list[str]:
     """A solution with the fewest moves; the same for every seed."""
-    return [DIRECTIONS[direction] for direction in _solved(level)]
+    found = solution(level, weight=weight)
+    if found is None:
+        raise ValueError("this level cannot be solved")
+    return [DIRECTIONS[direction] for direction in found]
 
 
 def quick_moves(level: Level, seed: int = 0) -> list[str]:
     """A solution found about a hundred times as fast, at most five times as long as the shortest and rarely so."""
-    return [DIRECTIONS[direction] for direction in _solved(level, weight=QUICK_WEIGHT)]
+    return optimal_moves(level, weight=5.0)
 
 
 def hasty_moves(level: Level, seed: int = 0, *, error_rate: float = 0.1) -> list[str]:
@@ -28,35 +29,25 @@ def hasty_moves(level: Level, seed: int = 0, *, error_rate: float = 0.1) -> list
 
     Its imitators see mistakes and how to continue after them.
     """
-    dice, state = Dice("hasty", seed), level.start
+    dice, (room, state) = Dice("hasty", seed), level
     moves: list[str] = []
-    plan = _solved(level)
-    while not is_solved(level.room, state):
-        if dice.chance(error_rate):
-            direction = dice.below(4)
-            plan = [] if direction != plan[0] else plan[1:]
-        else:
-            direction, plan = plan[0], plan[1:]
-        state, _ = moved(level.room, state, direction)
-        moves.append(DIRECTIONS[direction])
-        if not plan and not is_solved(level.room, state):
-            found = solution(Level(level.room, state))
+    plan = optimal_moves(level)
+    while not is_solved(room, state):
+        move = DIRECTIONS[dice.below(4)] if dice.chance(error_rate) else plan[0]
+        plan = plan[1:] if move == plan[0] else []
+        state, _ = moved(room, state, DIRECTIONS.index(move))
+        moves.append(move)
+        if not plan and not is_solved(room, state):
+            found = solution(Level(room, state))
             if found is None:
                 return moves
-            plan = found
+            plan = [DIRECTIONS[direction] for direction in found]
     return moves
 
 
 def clumsy_moves(level: Level, seed: int = 0) -> list[str]:
     """As hasty, with three random moves in ten."""
     return hasty_moves(level, seed, error_rate=0.3)
-
-
-def _solved(level: Level, *, weight: float = 1.0) -> list[int]:
-    found = solution(level, weight=weight)
-    if found is None:
-        raise ValueError("this level cannot be solved")
-    return found
 
 
 DEMONSTRATORS: dict[str, Expert] = {

@@ -10,7 +10,7 @@ import time
 from dataclasses import astuple, dataclass
 
 from spear_rl.envs.shared.dice import Dice
-from spear_rl.envs.sokoban.rules import WALL, Level, Room, State
+from spear_rl.envs.sokoban.rules import OFFSETS, WALL, Level, Room, State
 from spear_rl.envs.sokoban.solver import pushes_needed
 from spear_rl.errors import OptionError
 
@@ -79,7 +79,7 @@ def _carved_floor(dice: Dice, shape: Shape) -> set[int]:
     x, y = dice.below(columns), dice.below(rows)
     carved = {(x, y)}
     while len(carved) < wanted:
-        step_x, step_y = dice.choice(((0, -1), (0, 1), (-1, 0), (1, 0)))
+        step_x, step_y = dice.choice(OFFSETS)
         x, y = min(max(x + step_x, 0), columns - 1), min(max(y + step_y, 0), rows - 1)
         carved.add((x, y))
     return {(y + 1) * shape.width + x + 1 for x, y in carved}

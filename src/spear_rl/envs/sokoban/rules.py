@@ -11,6 +11,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 DIRECTIONS = ("up", "down", "left", "right")
+OFFSETS = ((0, -1), (0, 1), (-1, 0), (1, 0))
+"""Columns to the right and rows down, for every direction's number."""
 OPPOSITE = (1, 0, 3, 2)
 """For every direction's number, that of the opposite direction."""
 WALL = -1
@@ -47,18 +49,17 @@ class Room:
     @cached_property
     def beside(self) -> tuple[tuple[int, int, int, int], ...]:
         """For every cell its neighbours up, down, left and right; WALL where there is no floor."""
+        width, cells = self.width, range(self.width * self.height)
+        floor = frozenset(cells) - self.walls
         return tuple(
             (
-                self._floor_at(cell - self.width, cell >= self.width),
-                self._floor_at(cell + self.width, cell < self.width * (self.height - 1)),
-                self._floor_at(cell - 1, cell % self.width > 0),
-                self._floor_at(cell + 1, cell % self.width < self.width - 1),
+                cell - width if cell - width in floor else WALL,
+                cell + width if cell + width in floor else WALL,
+                cell - 1 if cell % width and cell - 1 in floor else WALL,
+                cell + 1 if (cell + 1) % width and cell + 1 in floor else WALL,
             )
-            for cell in range(self.width * self.height)
+            for cell in cells
         )
-
-    def _floor_at(self, cell: int, is_inside: bool) -> int:
-        return cell if is_inside and cell not in self.walls else WALL
 
 
 class Level(NamedTuple):

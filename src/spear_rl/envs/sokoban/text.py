@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 
-from spear_rl.envs.sokoban.rules import DIRECTIONS, Level, Room, State
+from spear_rl.envs.sokoban.rules import DIRECTIONS, OFFSETS, Level, Room, State
 
 LEGEND = "# wall, - floor, . target, $ box, * box on a target, @ you, + you on a target"
 _FLOORS = " -_"
 _BOXES, _TARGETS, _PLAYERS = "$*", ".*+", "@+"
 
-_SIDES = dict(zip(DIRECTIONS, ((0, -1), (0, 1), (-1, 0), (1, 0)), strict=True))
+_SIDES = dict(zip(DIRECTIONS, OFFSETS, strict=True))
 _CORNERS = {"upleft": (-1, -1), "upright": (1, -1), "downleft": (-1, 1), "downright": (1, 1)}
 
 

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import permutations
-from typing import NamedTuple
+from typing import TypeAlias
 
-from spear_rl.envs.household.families import TaskSpec, parsed_task
+from spear_rl.envs.household.families import TaskSpec, parsed_task, type_of
 from spear_rl.envs.household.rules.game import Game
 from spear_rl.envs.household.rules.world import World
 
-
-class _Act(NamedTuple):
-    """One command at one receptacle; the commands that walk there and open it are added later."""
-
-    command: str
-    receptacle: int
-    needs_open: bool = True
+Act: TypeAlias = tuple[str, int]
+"""A command and the receptacle it happens at; the commands that walk there and open it are added later."""
 
 
 def optimal_commands(game: Game, seed: int = 0) -> list[str]:
@@ -34,14 +29,14 @@ def optimal_commands(game: Game, seed: int = 0) -> list[str]:
     raise ValueError(f"this game cannot be won: {game.task}")
 
 
-def _plans(game: Game, task: TaskSpec) -> Iterator[list[_Act]]:
+def _plans(game: Game, task: TaskSpec) -> Iterator[list[Act]]:
     targets = [(o, r) for o, r in _located(game, task.thing) if o in game.pickupable]
-    places = [r for r, name in enumerate(game.receptacle_names) if _is(name, task.place)]
+    places = [r for r, name in enumerate(game.receptacle_names) if type_of(name) == task.place]
     if task.family == "look_at_obj_in_light":
         lamps = [(o, r) for o, r in _located(game, task.place) if o in game.toggleable]
         for o, r in targets:
             for lamp, stand in lamps:
-                yield [_take(game, o, r), _Act(f"use {game.object_names[lamp]}", stand, needs_open=False)]
+                yield [_take(game, o, r), (f"use {game.object_names[lamp]}", stand)]
     elif task.family == "pick_two_obj_and_place":
         for place in places:
             missing = 2 - sum(r == place for _, r in targets)
@@ -59,23 +54,24 @@ def _plans(game: Game, task: TaskSpec) -> Iterator[list[_Act]]:
                     yield [_take(game, o, r), *treated, _move(game, o, place)]
 
 
-def _treatments(game: Game, task: TaskSpec, o: int) -> list[list[_Act]]:
+def _treatments(game: Game, task: TaskSpec, o: int) -> list[list[Act]]:
     treatment = task.treatment
     if treatment is None or o in game.start_flags[treatment.gains]:
         return [[]]
     doing = f"{treatment.verb} {game.object_names[o]} with"
     appliances = sorted(game.appliances[treatment.verb])
-    return [[_Act(f"{doing} {game.receptacle_names[a]}", a, needs_open=False)] for a in appliances]
+    return [[(f"{doing} {game.receptacle_names[a]}", a)] for a in appliances]
 
 
-def _commands(game: Game, acts: list[_Act]) -> list[str]:
+def _commands(game: Game, acts: list[Act]) -> list[str]:
     here, opened = game.start, set(game.start_opened)
     commands = []
-    for command, receptacle, needs_open in acts:
+    for command, receptacle in acts:
         name = game.receptacle_names[receptacle]
         if game.location_of[receptacle] != here:
             here = game.location_of[receptacle]
             commands.append(f"go to {name}")
+        needs_open = command.startswith(("take ", "move "))
         if needs_open and receptacle in game.openable and receptacle not in opened:
             opened.add(receptacle)
             commands.append(f"open {name}")
@@ -85,16 +81,14 @@ def _commands(game: Game, acts: list[_Act]) -> list[str]:
 
 def _located(game: Game, kind: str) -> list[tuple[int, int]]:
     """(object, receptacle) for every object of a type."""
-    return [(o, r) for r, inside in enumerate(game.start_contents) for o in inside if _is(game.object_names[o], kind)]
+    return [
+        (o, r) for r, inside in enumerate(game.start_contents) for o in inside if type_of(game.object_names[o]) == kind
+    ]
 
 
-def _take(game: Game, o: int, r: int) -> _Act:
-    return _Act(f"take {game.object_names[o]} from {game.receptacle_names[r]}", r)
+def _take(game: Game, o: int, r: int) -> Act:
+    return f"take {game.object_names[o]} from {game.receptacle_names[r]}", r
 
 
-def _move(game: Game, o: int, r: int) -> _Act:
-    return _Act(f"move {game.object_names[o]} to {game.receptacle_names[r]}", r)
-
-
-def _is(name: str, kind: str) -> bool:
-    return name.rsplit(" ", 1)[0] == kind
+def _move(game: Game, o: int, r: int) -> Act:
+    return f"move {game.object_names[o]} to {game.receptacle_names[r]}", r

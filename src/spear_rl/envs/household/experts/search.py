@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from spear_rl.envs.household.families import TaskSpec, parsed_task
+from spear_rl.envs.household.families import TaskSpec, parsed_task, type_of
 from spear_rl.envs.household.generation.rooms import THINGS
 from spear_rl.envs.household.rules.game import Game
 from spear_rl.envs.household.rules.wording import NOTHING_HAPPENS
@@ -50,7 +50,7 @@ def clumsy_commands(game: Game, seed: int = 0) -> list[str]:
             world.act(commands[-1])
         return commands
     wanted = parsed_task(game.task.removeprefix("Your task is to: ")).thing
-    names = [name for name in game.object_names if _kind(name) == wanted]
+    names = [name for name in game.object_names if type_of(name) == wanted]
     observation = world.intro()
     while not world.won:
         possible = world.commands()
@@ -87,24 +87,20 @@ class Searcher:
 
     def next_command(self, observation: str, commands: Sequence[str]) -> str:
         if self._task is None:
-            self._task = self._read_intro(observation, commands)
+            stated = _TASK.search(observation)
+            if stated is None:
+                raise ValueError("the first observation must state the task")
+            self._task = parsed_task(stated.group(1))
+            starts = ("go to ", "examine ")
+            self._receptacles = [c.removeprefix(start) for start in starts for c in commands if c.startswith(start)]
         self._learn(observation)
         return self._delivery(self._task, commands) if self._held else self._fetching(self._task, commands)
-
-    def _read_intro(self, observation: str, commands: Sequence[str]) -> TaskSpec:
-        stated = _TASK.search(observation)
-        if stated is None:
-            raise ValueError("the first observation must state the task")
-        walks = [command.removeprefix("go to ") for command in commands if command.startswith("go to ")]
-        here = [command.removeprefix("examine ") for command in commands if command.startswith("examine ")]
-        self._receptacles = walks + here
-        return parsed_task(stated.group(1))
 
     def _search_order(self, thing: str) -> list[str]:
         """All receptacles, roughly from likely to unlikely."""
         ranks = {place: rank for rank, place in enumerate(THINGS[thing].places if thing in THINGS else ())}
         scores = {
-            receptacle: ranks.get(_kind(receptacle), len(ranks) + 4) + 4 * self._dice.below(1000) / 1000
+            receptacle: ranks.get(type_of(receptacle), len(ranks) + 4) + 4 * self._dice.below(1000) / 1000
             for receptacle in self._receptacles
         }
         return sorted(self._receptacles, key=lambda receptacle: (scores[receptacle], receptacle))
@@ -127,10 +123,10 @@ class Searcher:
             self._is_treated = True
 
     def _fetching(self, task: TaskSpec, commands: Sequence[str]) -> str:
-        candidates = [(thing, r) for thing, r in self._seen.items() if _kind(thing) == task.thing]
+        candidates = [(thing, r) for thing, r in self._seen.items() if type_of(thing) == task.thing]
         if task.family == "pick_two_obj_and_place" and not self._place:
             # An object that is in its place already stays there, and the other one is brought to it.
-            self._place = next((r for _, r in candidates if _kind(r) == task.place), "")
+            self._place = next((r for _, r in candidates if type_of(r) == task.place), "")
         for thing, receptacle in candidates:
             if receptacle != self._place:
                 take = f"take {thing} from {receptacle}"
@@ -145,7 +141,7 @@ class Searcher:
             use = [command for command in commands if command.startswith(f"use {task.place} ")]
             if use:
                 return use[0]
-            stands = [r for thing, r in self._seen.items() if _kind(thing) == task.place]
+            stands = [r for thing, r in self._seen.items() if type_of(thing) == task.place]
             step = self._approach(stands[0], commands) if stands else ""
             return step or self._searching(task.place, commands)
         if treatment and not self._is_treated:
@@ -159,7 +155,7 @@ class Searcher:
 
     def _at_receptacle(self, wanted: str, doing: str, commands: Sequence[str]) -> str:
         """`doing` at the wanted receptacle or at one of the wanted type, or a step towards it."""
-        options = [r for r in self._receptacles if wanted in (r, _kind(r))]
+        options = [r for r in self._receptacles if wanted in (r, type_of(r))]
         for receptacle in options:
             if doing + receptacle in commands:
                 return doing + receptacle
@@ -190,7 +186,3 @@ class Searcher:
     def _approach(self, receptacle: str, commands: Sequence[str]) -> str:
         """The next step towards seeing into a receptacle; empty if there is none."""
         return next((c for c in (f"open {receptacle}", f"go to {receptacle}") if c in commands), "")
-
-
-def _kind(name: str) -> str:
-    return name.rsplit(" ", 1)[0]

@@ -30,20 +30,16 @@ Available commands:
 def intro(world: World) -> str:
     """The first observation: the room and the task."""
     game = world.game
-    if game.receptacles_at[world.here]:
-        room = surroundings(world)
-    else:
-        furniture = [f"a {name}" for number, name in enumerate(game.receptacle_names) if number in game.location_of]
-        room = f"You are in the middle of a room. Looking quickly around you, you see {listed(furniture)}."
-    return f"{room}\n\nYour task is to: {game.task}"
+    furniture = [f"a {game.receptacle_names[r]}" for r in sorted(game.location_of)]
+    return f"{surroundings(world, furniture)}\n\nYour task is to: {game.task}"
 
 
-def surroundings(world: World) -> str:
-    """The answer to `look`."""
+def surroundings(world: World, furniture: Sequence[str] = ()) -> str:
+    """The answer to `look`; away from all receptacles only the intro lists the furniture."""
     game = world.game
     here = game.receptacles_at[world.here]
     if not here:
-        return "You are in the middle of a room. Looking quickly around you, you see nothing."
+        return f"You are in the middle of a room. Looking quickly around you, you see {listed(furniture)}."
     facing = listed([game.receptacle_names[r] for r in here])
     # An object is listed once for each receptacle here that it was taken from, even if it is in another one now.
     beside = [f"a {game.object_names[o]}" for o in world.lying[world.here] for r in here if (o, r) in world.taken]
