@@ -25,7 +25,7 @@ from spear_rl.envs import ENVIRONMENTS, alfworld, household
 from spear_rl.envs.alfworld import gamefile, games, manifest, panel, stock
 from spear_rl.envs.alfworld.gamefile import read_game_file
 from spear_rl.envs.household.experts import optimal_commands
-from spear_rl.envs.household.generation.generator import generated_problem
+from spear_rl.envs.household.generator import generated_problem
 from spear_rl.envs.household.rules.game import game_tables, grounded_game
 from spear_rl.errors import MissingExtraError
 from spear_rl.io import cache as store

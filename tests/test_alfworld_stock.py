@@ -17,7 +17,7 @@ from spear_rl.envs import alfworld
 from spear_rl.envs.alfworld.gamefile import read_game_file
 from spear_rl.envs.alfworld.stock import stock_env
 from spear_rl.envs.household.experts import searched_commands
-from spear_rl.envs.household.generation.generator import generated_problem
+from spear_rl.envs.household.generator import generated_problem
 from spear_rl.envs.household.rules.game import grounded_game
 from spear_rl.rollout.env import Environment, Observation, StepResult, Task
 

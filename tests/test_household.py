@@ -17,7 +17,7 @@ from household_worlds import twin_of, write_problem
 from spear_rl.envs import ENVIRONMENTS, household
 from spear_rl.envs.household.env import HouseholdEnv
 from spear_rl.envs.household.families import SENTENCES, TaskSpec, parsed_task
-from spear_rl.envs.household.generation.generator import LEVELS, generated_problem
+from spear_rl.envs.household.generator import LEVELS, generated_problem
 from spear_rl.envs.household.rules.game import Game, display_names, grounded_game
 from spear_rl.envs.household.rules.pddl import read_problem, task_sentence
 from spear_rl.envs.household.rules.wording import NOTHING_HAPPENS, listed

@@ -18,7 +18,7 @@ from household_worlds import twin_of
 from spear_rl.envs.household import MANIFEST, recorded_seeds
 from spear_rl.envs.household.experts import EXPERTS, clumsy_commands, optimal_commands, searched_commands
 from spear_rl.envs.household.families import FAMILIES, parsed_task
-from spear_rl.envs.household.generation.generator import LEVELS, generated_problem
+from spear_rl.envs.household.generator import LEVELS, generated_problem
 from spear_rl.envs.household.panel import rebuilt_manifest
 from spear_rl.envs.household.rules.game import Game, grounded_game
 from spear_rl.envs.household.rules.pddl import read_problem, task_sentence
@@ -110,7 +110,7 @@ def test_another_seed_searches_in_another_order() -> None:
 
 def test_a_seed_gives_the_same_game_in_every_process() -> None:
     code = (
-        "from spear_rl.envs.household.generation.generator import LEVELS, generated_problem\n"
+        "from spear_rl.envs.household.generator import LEVELS, generated_problem\n"
         "from spear_rl.envs.household.experts import EXPERTS\n"
         "from spear_rl.envs.household.rules.game import Game, grounded_game\n"
         "for level in LEVELS:\n"

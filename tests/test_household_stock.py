@@ -17,7 +17,7 @@ import pytest
 from household_worlds import write_problem
 from spear_rl.envs.household.experts import optimal_commands, searched_commands
 from spear_rl.envs.household.families import FAMILIES
-from spear_rl.envs.household.generation.generator import LEVELS, generated_problem
+from spear_rl.envs.household.generator import LEVELS, generated_problem
 from spear_rl.envs.household.rules.game import Game, grounded_game
 from spear_rl.envs.household.rules.pddl import read_problem, task_sentence
 from spear_rl.envs.household.rules.world import World

@@ -58,8 +58,7 @@ class LookupEnv:
     def __init__(self, family: str, digit: str, num_digits: int = 10) -> None:
         self._family, self._digit = family, digit
         self._choices = ("look", *_DIGITS[:num_digits])
-        self._looked = False
-        self._is_over = True
+        self._looked, self._is_over = False, True
 
     def reset(self) -> Observation:
         self._looked = self._is_over = False

@@ -36,7 +36,6 @@ class GameFile(NamedTuple):
     walkthrough: tuple[str, ...]
     is_solvable: bool
     sha256: str
-    """Of the file's bytes."""
 
     @property
     def task(self) -> str:

@@ -31,7 +31,6 @@ class Entry(NamedTuple):
     family: str
     path: str
     sha256: str
-    """Of the file's bytes."""
 
 
 def dataset_folder(data: str = "") -> Path:
@@ -90,10 +89,7 @@ def official_split(split: str) -> str:
 
 
 def interleaved(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries with the families alternating, each in the order of hashed ids, so that any prefix is representative.
-
-    Sorted by id, the panel starts with hundreds of games of one family.
-    """
+    """The entries with the families alternating, each ordered by hashed ids, so that any prefix is representative."""
     by_family: defaultdict[str, list[Entry]] = defaultdict(list)
     for entry in sorted(entries, key=lambda entry: hashlib.sha256(entry.id.encode()).digest()):
         by_family[entry.family].append(entry)

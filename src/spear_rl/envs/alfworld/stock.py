@@ -102,10 +102,9 @@ def _new_engine() -> Any:
 
 @cache
 def memoise_engine() -> None:
-    """Cache what the stock engine translates and parses; its answers stay the same.
+    """Cache what the engine translates and parses again at every load, reset and step; its answers stay the same.
 
-    textworld translates and parses the same texts at every load, reset and step and has no hook to cache them, so its
-    functions are replaced in place, once per process.
+    textworld has no hook for that, so its functions are replaced in place, once per process.
     """
     fast_downward: Any = import_module("fast_downward")
     logic: Any = import_module("textworld.envs.pddl.logic")

@@ -10,7 +10,7 @@ from typing import Annotated
 from spear_rl.envs.household.env import HouseholdEnv
 from spear_rl.envs.household.experts import DEMONSTRATORS
 from spear_rl.envs.household.families import FAMILIES
-from spear_rl.envs.household.generation.generator import LEVELS, generated_problem
+from spear_rl.envs.household.generator import LEVELS, generated_problem
 from spear_rl.envs.household.rules.game import Game, grounded_game
 from spear_rl.envs.shared.generated_panels import SPLITS, panel_seeds, recorded_manifest
 from spear_rl.rollout.env import Task

@@ -29,7 +29,6 @@ _PATTERNS = [
 _PLACED = """
 (exists (?r - receptacle) (exists (?o - object) (and
     (objecttype ?o {thing}type) (receptacletype ?r {place}type) (inreceptacle ?o ?r) {more})))"""
-_TREATED = "({trait} ?o) ({gains} ?o)"
 _SECOND = "(exists (?o2 - object) (and (not (= ?o ?o2)) (objecttype ?o2 {thing}type) (inreceptacle ?o2 ?r)))"
 _IN_LIGHT = """
 (and (exists (?ot - object ?r - receptacle ?a - agent ?l - location) (and
@@ -71,5 +70,5 @@ def goal_formula(task: TaskSpec) -> Formula:
         return read_formula(_IN_LIGHT.format(thing=thing, place=place))
     more = _SECOND.format(thing=thing) if family == "pick_two_obj_and_place" else ""
     if task.treatment:
-        more = _TREATED.format(trait=task.treatment.trait, gains=task.treatment.gains)
+        more = f"({task.treatment.trait} ?o) ({task.treatment.gains} ?o)"
     return read_formula(_PLACED.format(thing=thing, place=place, more=more))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from spear_rl.envs.household import MANIFEST
 from spear_rl.envs.household.experts import EXPERTS
-from spear_rl.envs.household.generation.generator import LEVELS, generated_problem
+from spear_rl.envs.household.generator import LEVELS, generated_problem
 from spear_rl.envs.household.rules.game import grounded_game
 from spear_rl.envs.shared.generated_panels import UNUSED, LevelManifest, assigned_seeds, level_manifest, write_or_check
 

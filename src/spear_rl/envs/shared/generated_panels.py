@@ -45,10 +45,7 @@ def content_split(content_hash: str) -> str:
 def assigned_seeds(
     content: Callable[[int], str], num_kinds: int, *, content_hash: Callable[[str], str] = str
 ) -> tuple[str, list[str]]:
-    """The letter and the content of every seed, from seed 0 until each split has equally many tasks of each kind.
-
-    No content is used twice.
-    """
+    """The letter and the content of every seed until each split is full, with equally many tasks of each kind."""
     left = {(split, kind): -(-size // num_kinds) for split, size in SPLITS.items() for kind in range(num_kinds)}
     letters: list[str] = []
     contents: list[str] = []

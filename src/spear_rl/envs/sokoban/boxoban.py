@@ -37,7 +37,6 @@ class Entry(NamedTuple):
     """boxoban/unfiltered/test/000/017: the same on every machine."""
     path: str
     number: int
-    """Its position in the file."""
 
 
 def boxoban_entries(set_name: str, split: str, *, data: str = "", max_levels: int | None = None) -> list[Entry]:

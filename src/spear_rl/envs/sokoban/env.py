@@ -11,6 +11,7 @@ from spear_rl.envs.sokoban.text import Drawing, described, spaced
 from spear_rl.rollout.env import INADMISSIBLE, Observation, StepResult
 
 View = Literal["spaced", "compact", "words", "none"]
+"""A grid with spaces between its cells, so that a tokenizer keeps them apart, or without; a few words; no text."""
 Picture = Callable[[Room, State], bytes]
 """Draws a state of a room as a PNG file."""
 
@@ -24,14 +25,9 @@ _NO_MOVE = "That is no move: nothing moves."
 
 
 class SokobanEnv:
-    """One episode of one level.
+    """One episode of one level, observed in a text view, with a picture where one is given.
 
     Every turn costs 0.1, also one that moves nothing or cannot be parsed, so that doing nothing is never cheaper.
-
-    Args:
-        view: the room as text: a grid with spaces between its cells, so that a tokenizer keeps them apart (spaced), or
-            without (compact), a few words (words), or nothing (none).
-        picture: draws the room; without it, observations have no image.
     """
 
     __slots__ = ("_drawing", "_is_over", "_level", "_picture", "_state", "_view")

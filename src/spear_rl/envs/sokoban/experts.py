@@ -25,10 +25,7 @@ def quick_moves(level: Level, seed: int = 0) -> list[str]:
 
 
 def hasty_moves(level: Level, seed: int = 0, *, error_rate: float = 0.1) -> list[str]:
-    """A solution in which one move in ten is random; it stops where a box can no longer be brought to a target.
-
-    Its imitators see mistakes and how to continue after them.
-    """
+    """A solution in which one move in ten is random; it stops where a box can no longer be brought to a target."""
     dice, (room, state) = Dice("hasty", seed), level
     moves: list[str] = []
     plan = optimal_moves(level)

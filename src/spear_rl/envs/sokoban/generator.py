@@ -1,7 +1,4 @@
-"""Generates levels from seeds by playing backwards: boxes are pulled away from their targets.
-
-A box that was pulled can be pushed back, so every level can be solved.
-"""
+"""Generates levels from seeds: boxes are pulled away from their targets, so pushing them back solves the level."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The seeds of the panels of a shape: recorded for the named levels, searched for otherwise.
-
-The split of a level depends on its content alone, whichever way it is turned or mirrored.
-"""
+"""The seeds of the panels of a shape: recorded for the named levels, searched for otherwise."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""States as images for vision-language models: one tile of plain shapes per cell, the same bytes every time.
-
-Needs Pillow, which is imported only when an image is drawn.
-"""
+"""States as images for vision-language models, one tile per cell. Pillow is imported only when an image is drawn."""
 
 from __future__ import annotations
 

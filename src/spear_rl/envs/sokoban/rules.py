@@ -1,7 +1,4 @@
-"""The rules of Sokoban: the player walks and pushes one box at a time, until every box is on a target.
-
-Cells are numbered row by row.
-"""
+"""The rules of Sokoban: the player pushes boxes onto targets. Cells are numbered row by row."""
 
 from __future__ import annotations
 

@@ -24,9 +24,7 @@ class SearchLimitError(RuntimeError):
 def solution(level: Level, *, weight: float = 1.0, max_states: int = MAX_STATES) -> list[int] | None:
     """The directions of a shortest solution; None if there is no solution.
 
-    Args:
-        weight: of the heuristic. Above 1 (weighted A*) it is much faster on hard levels, and the solution has at most
-            `weight` times the moves of a shortest one.
+    A `weight` above 1 (weighted A*) is much faster on hard levels and gives at most `weight` times as many moves.
     """
     return _Search(level.room, weight, max_states).path(level.start)
 

@@ -7,9 +7,6 @@ import hashlib
 from spear_rl.envs.sokoban.rules import DIRECTIONS, OFFSETS, Level, Room, State
 
 LEGEND = "# wall, - floor, . target, $ box, * box on a target, @ you, + you on a target"
-_FLOORS = " -_"
-_BOXES, _TARGETS, _PLAYERS = "$*", ".*+", "@+"
-
 _SIDES = dict(zip(DIRECTIONS, OFFSETS, strict=True))
 _CORNERS = {"upleft": (-1, -1), "upright": (1, -1), "downleft": (-1, 1), "downright": (1, 1)}
 
@@ -24,14 +21,14 @@ def read_level(text: str) -> Level:
     lines = text.replace("\r\n", "\n").strip("\n").split("\n")
     width = max(map(len, lines))
     cells = "".join(line.ljust(width) for line in lines)
-    strange = set(cells) - set("#" + _FLOORS + _BOXES + _TARGETS + _PLAYERS)
+    strange = set(cells) - set("# -_.$*@+")
     if strange:
         raise ValueError(f"a Sokoban level cannot have {min(strange)!r} in it: {LEGEND}")
 
     def cells_with(symbols: str) -> frozenset[int]:
         return frozenset(cell for cell, symbol in enumerate(cells) if symbol in symbols)
 
-    players, boxes, targets = cells_with(_PLAYERS), cells_with(_BOXES), cells_with(_TARGETS)
+    players, boxes, targets = cells_with("@+"), cells_with("$*"), cells_with(".*+")
     if len(players) != 1:
         raise ValueError(f"a Sokoban level has one player (@ or +), this one has {len(players)}")
     if not boxes or len(boxes) != len(targets):
@@ -87,15 +84,10 @@ def content_hash(grid: str) -> str:
 def described(room: Room, state: State) -> str:
     """A state in one word per fact, always in the same order, so that a small tokenizer has one token per fact.
 
-    For example, with the box one row up and two columns left of the player, and its target two columns right of it:
-
     walls_down_right box_up1_left2 target_up0_right2 beside_none corners_upleft
 
-    - walls: the sides of the player that have a wall;
-    - then for every box: its offset from the player; the offset of the nearest target from the box; which of its sides
-      and corners have a wall or another box.
-
-    Walls further away are left out, so the grid holds more than the words.
+    means: walls below and right of the player; and for every box, its offset from the player, the offset of the nearest
+    target from the box, and which of its sides and corners have a wall or another box. Other walls are left out.
     """
     words = [_word("walls", _blocked(room, frozenset(), state.player, _SIDES))]
     for box in sorted(state.boxes):

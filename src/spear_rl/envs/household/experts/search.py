@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from spear_rl.envs.household.families import TaskSpec, parsed_task, type_of
-from spear_rl.envs.household.generation.rooms import THINGS
+from spear_rl.envs.household.rooms import THINGS
 from spear_rl.envs.household.rules.game import Game
 from spear_rl.envs.household.rules.wording import NOTHING_HAPPENS
 from spear_rl.envs.household.rules.world import World
@@ -160,11 +160,8 @@ class Searcher:
             if doing + receptacle in commands:
                 return doing + receptacle
         # An inspected receptacle is open or needs no opening.
-        for receptacle in sorted(options, key=lambda r: r not in self._inspected):
-            step = self._approach(receptacle, commands)
-            if step:
-                return step
-        return "look"
+        steps = (self._approach(r, commands) for r in sorted(options, key=lambda r: r not in self._inspected))
+        return next(filter(None, steps), "look")
 
     def _searching(self, thing: str, commands: Sequence[str]) -> str:
         if thing != self._sought:

@@ -28,7 +28,6 @@ TREATMENTS = {
 
 _KNIFE_TYPES = ("knifetype", "butterknifetype")
 _TRAITS = tuple(treatment.trait for treatment in TREATMENTS.values())
-_RECEPTACLE_PREDICATES = ("openable", "opened")
 _OBJECT_PREDICATES = ("pickupable", "sliceable", "toggleable", "isreceptacleobject", *_TRAITS, *FLAGS)
 
 Groups = list[list[int]]
@@ -142,7 +141,7 @@ def game_tables(problem: Problem) -> Tables:
     starts = facts["atlocation"]
     if len(starts) != 1:
         raise ValueError(f"a game has one agent at one location, this one has {len(starts)} such facts")
-    marks = dict.fromkeys(_RECEPTACLE_PREDICATES, receptacles) | dict.fromkeys(_OBJECT_PREDICATES, objects)
+    marks = dict.fromkeys(("openable", "opened"), receptacles) | dict.fromkeys(_OBJECT_PREDICATES, objects)
     return {
         "task": problem.task,
         "objects": [names[entity] for entity in objects],

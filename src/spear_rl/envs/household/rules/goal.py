@@ -91,8 +91,7 @@ class _Grounder:
         return found
 
     def _candidates(self, variable: str, kind: str, formula: tuple[Formula, ...], bound: Bindings) -> list[str]:
-        """The entities of a type; for `exists` only those that meet the static conditions on variables bound so far,
-        which saves most of the grounding."""
+        """The entities of a type; for `exists`, only those that meet the static conditions known so far."""
         entities = self.entities.get(kind, [])
         for atom in _conjuncts(formula[2]) if formula[0] == "exists" else ():
             words = [bound.get(str(word), str(word)) for word in atom]

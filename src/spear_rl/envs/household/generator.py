@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from spear_rl.envs.household.families import FAMILIES, SENTENCES, TREATMENT_OF, TaskSpec, goal_formula
-from spear_rl.envs.household.generation.rooms import OPENABLE, ROOMS, THINGS, Room
+from spear_rl.envs.household.rooms import OPENABLE, ROOMS, THINGS, Room
 from spear_rl.envs.household.rules.pddl import Fact, Problem
 from spear_rl.envs.shared.dice import Dice
 
@@ -19,14 +19,13 @@ _RULE_OBJECTS = {"butterknife", "knife"}
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """How hard the games of one level are; ranges are (at least, at most)."""
+    """How hard the games of one level are; pairs are (at least, at most)."""
 
     receptacles: tuple[int, int]
     objects: tuple[int, int]
     max_openable: int
     """Receptacles that hide their contents until they are opened."""
     max_of_kind: int
-    """Objects of one type."""
     families: tuple[str, ...] = FAMILIES
     rooms: tuple[str, ...] = tuple(ROOMS)
     shares_locations: bool = False
@@ -72,11 +71,8 @@ def _drawn_task(dice: Dice, family: str, room: Room, level: Level) -> TaskSpec |
     thing = dice.choice([kind for kind in room.things if trait in THINGS[kind].traits])
     if family == "look_at_obj_in_light":
         return TaskSpec(family, thing, LAMP)
-    places = [
-        place
-        for place in THINGS[thing].places
-        if place in room.furniture and (level.max_openable or place not in OPENABLE)
-    ]
+    allowed = set(room.furniture) if level.max_openable else set(room.furniture) - OPENABLE
+    places = [place for place in THINGS[thing].places if place in allowed]
     return TaskSpec(family, thing, dice.choice(places)) if places else None
 
 
@@ -153,28 +149,28 @@ def _stated(
     counts: Counter[str] = Counter()
     entities = {"agent1": "agent", "loc_bar_00": "location"}
     facts: list[Fact] = [("atlocation", "agent1", "loc_bar_00")]
-    receptacles: list[str] = []
-    locations: list[str] = []
+    receptacles: list[tuple[str, str]] = []
+    location = ""
     for number, kind in enumerate(furniture):
         counts[kind] += 1
         entity = f"{kind}_bar_{counts[kind]:02d}"
         if kind.endswith("basin"):
             # ALFWorld displays `sink_bar_..._bar_sinkbasin` as "sinkbasin".
             entity = f"{kind.removesuffix('basin')}_bar_{counts[kind]:02d}_bar_{kind}"
-        location = locations[-1] if number in joined else f"loc_bar_{number + 1:02d}"
+        location = location if number in joined else f"loc_bar_{number + 1:02d}"
         entities |= {entity: "receptacle", location: "location"}
         facts += [("receptacletype", entity, f"{kind}type"), ("receptacleatlocation", entity, location)]
         if kind in OPENABLE:
             facts.append(("openable", entity))
-        receptacles.append(entity)
-        locations.append(location)
+        receptacles.append((entity, location))
     # Objects are numbered by their receptacle, so games that differ only in the order of the draws are the same game.
     for kind, number in sorted(things):
         counts[kind] += 1
         entity = f"{kind}_bar_{counts[kind]:02d}"
         entities[entity] = "object"
-        facts += [("objecttype", entity, f"{kind}type"), ("inreceptacle", entity, receptacles[number])]
-        facts.append(("objectatlocation", entity, locations[number]))
+        receptacle, location = receptacles[number]
+        facts += [("objecttype", entity, f"{kind}type"), ("inreceptacle", entity, receptacle)]
+        facts.append(("objectatlocation", entity, location))
         facts += [(trait, entity) for trait in THINGS[kind].traits]
     kinds, places = {kind for kind, _ in things}, set(furniture)
     for kind in sorted(kinds):
