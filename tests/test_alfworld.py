@@ -20,14 +20,13 @@ from typing import Any
 
 import pytest
 
+from household_worlds import write_problem
 from spear_rl.envs import ENVIRONMENTS, alfworld, household
 from spear_rl.envs.alfworld import gamefile, games, manifest, panel, stock
 from spear_rl.envs.alfworld.gamefile import read_game_file
-from spear_rl.envs.household.experts.demonstrations import optimal_commands
-from spear_rl.envs.household.generation.generator import generated_problem
-from spear_rl.envs.household.rules.game import Game
-from spear_rl.envs.household.rules.pddl import write_problem
-from spear_rl.envs.household.rules.tables import game_tables
+from spear_rl.envs.household.experts import optimal_commands
+from spear_rl.envs.household.generator import generated_problem
+from spear_rl.envs.household.rules.game import game_tables, grounded_game
 from spear_rl.errors import MissingExtraError
 from spear_rl.io import cache as store
 from spear_rl.testing import check_environment
@@ -43,7 +42,7 @@ def write_game(folder: Path, seed: int, **changes: Any) -> Path:
         "grammar": GRAMMAR.replace("TASK", problem.task),
         "pddl_problem": write_problem(problem),
         "solvable": True,
-        "walkthrough": optimal_commands(Game(problem)),
+        "walkthrough": optimal_commands(grounded_game(problem)),
     }
     folder.mkdir(parents=True)
     path = folder / "game.tw-pddl"
@@ -435,5 +434,5 @@ def test_a_thousand_environments_share_their_games(data: Path) -> None:
     tasks = alfworld.tasks("train")
     envs = [tasks[number % 12].make_env() for number in range(1000)]
     observations = [env.reset() for env in envs]
-    assert len({id(env._begin.args[0]) for env in envs}) == 12  # type: ignore[attr-defined]
+    assert len({id(env._new_episode.args[0]) for env in envs}) == 12  # type: ignore[attr-defined]
     assert len(set(observations)) == 12

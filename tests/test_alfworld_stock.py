@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from household_worlds import write_problem
 from spear_rl.envs import alfworld
 from spear_rl.envs.alfworld.gamefile import read_game_file
 from spear_rl.envs.alfworld.stock import stock_env
-from spear_rl.envs.household.experts.demonstrations import searched_commands
-from spear_rl.envs.household.generation.generator import generated_problem
-from spear_rl.envs.household.rules.game import Game
-from spear_rl.envs.household.rules.pddl import write_problem
+from spear_rl.envs.household.experts import searched_commands
+from spear_rl.envs.household.generator import generated_problem
+from spear_rl.envs.household.rules.game import grounded_game
 from spear_rl.rollout.env import Environment, Observation, StepResult, Task
 
 # Importing alfworld sets the variable to a default of its own.
@@ -43,7 +43,7 @@ def write_game(folder: Path, seed: int, **changes: str) -> Path:
         "grammar": packaged("alfred.twl2").replace("UNKNOWN GOAL.", problem.task),
         "pddl_problem": write_problem(problem),
         "solvable": True,
-        "walkthrough": searched_commands(Game(problem)),
+        "walkthrough": searched_commands(grounded_game(problem)),
     }
     folder.mkdir(parents=True)
     path = folder / "game.tw-pddl"

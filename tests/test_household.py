@@ -13,20 +13,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from household_worlds import twin_of, write_problem
 from spear_rl.envs import ENVIRONMENTS, household
-from spear_rl.envs.household.action import said_command
 from spear_rl.envs.household.env import HouseholdEnv
-from spear_rl.envs.household.generation.generator import LEVELS, generated_problem
-from spear_rl.envs.household.generation.sentences import SENTENCES, Errand, stated_errand
-from spear_rl.envs.household.rules.game import Game, display_names
-from spear_rl.envs.household.rules.pddl import read_problem, task_sentence, write_problem
+from spear_rl.envs.household.families import SENTENCES, TaskSpec, parsed_task
+from spear_rl.envs.household.generator import LEVELS, generated_problem
+from spear_rl.envs.household.rules.game import Game, display_names, grounded_game
+from spear_rl.envs.household.rules.pddl import read_problem, task_sentence
 from spear_rl.envs.household.rules.wording import NOTHING_HAPPENS, listed
 from spear_rl.envs.household.rules.world import World
+from spear_rl.envs.shared.answer_tags import parsed_answer
 from spear_rl.rollout.env import INADMISSIBLE
 
 READING = ("look", "inventory", "help", "examine")
 games = st.builds(
-    lambda level, seed: Game(generated_problem(level, seed)), st.sampled_from(list(LEVELS)), st.integers(0, 10**6)
+    lambda level, seed: grounded_game(generated_problem(level, seed)),
+    st.sampled_from(list(LEVELS)),
+    st.integers(0, 10**6),
 )
 
 
@@ -48,7 +51,7 @@ def test_every_offered_command_does_something_and_nothing_else_does(game: Game, 
     assert {"look", "inventory", "help"} <= set(commands)
     key = world.state_key()
     for command in commands:
-        twin = world.copy()
+        twin = twin_of(world)
         assert twin.act(f"  {command} ") != NOTHING_HAPPENS
         if command.startswith(READING):
             assert twin.state_key() == key
@@ -81,7 +84,7 @@ def test_the_texts_tell_the_truth(game: Game, seed: int, num_turns: int) -> None
     for command in world.commands():
         if not command.startswith("go to "):
             continue
-        twin, name = world.copy(), command.removeprefix("go to ")
+        twin, name = twin_of(world), command.removeprefix("go to ")
         text = twin.act(command)
         assert text == f"You arrive at {name}. {twin.act(f'examine {name}')}"
         is_closed = text.endswith(f"The {name} is closed.")
@@ -104,8 +107,8 @@ def test_won_means_what_the_task_sentence_says(game: Game, seed: int, num_turns:
 
 
 def is_done(world: World) -> bool:
-    """The errand judged from the sentence and the names alone."""
-    game, (family, thing, place) = world.game, stated_errand(world.game.task)
+    """The task judged from the sentence and the names alone."""
+    game, (family, thing, place) = world.game, parsed_task(world.game.task)
     things = {o for o, name in enumerate(game.object_names) if name.split()[0] == thing}
     if family == "look_at_obj_in_light":
         near = {o for r in game.receptacles_at[world.here] for o in world.contents[r]}
@@ -124,7 +127,7 @@ def test_equal_states_have_equal_keys_however_they_were_reached(game: Game, seed
     world = wandered(game, seed, num_turns)
     key = world.state_key()
     for command in world.commands():
-        twin = world.copy()
+        twin = twin_of(world)
         if command.startswith("take "):
             thing, receptacle = command[5:].split(" from ")
             twin.act(command)
@@ -154,7 +157,7 @@ def test_the_game_text_is_alfworlds() -> None:
       (inReceptacle Mug_bar_1 Desk_bar_1) (inReceptacle Mug_bar_2 Desk_bar_1) (inReceptacle Knife_bar_1 Desk_bar_1))
     (:goal (exists (?o - object ?r - receptacle) ; a comment
       (and (inReceptacle ?o ?r) (isSliced ?o) (isCool ?o) (receptacleType ?r FridgeType)))))"""
-    world = World(Game(read_problem(text, "put a cool sliced apple in fridge.")))
+    world = World(grounded_game(read_problem(text, "put a cool sliced apple in fridge.")))
     assert world.intro() == (
         "You are in the middle of a room. Looking quickly around you, you see a desk 1, and a fridge 1.\n\n"
         "Your task is to: put a cool sliced apple in fridge."
@@ -191,7 +194,7 @@ def test_a_game_survives_being_written_as_pddl(level: str, seed: int) -> None:
     again = read_problem(write_problem(problem), problem.task)
     assert again.content_hash() == problem.content_hash()
     assert dict(again.entities) == dict(problem.entities)
-    assert World(Game(again)).intro() == World(Game(problem)).intro()
+    assert World(grounded_game(again)).intro() == World(grounded_game(problem)).intro()
 
 
 @pytest.mark.parametrize("text", ["", "(define", "(define (problem p))", "())", "(define) (define)", "word"])
@@ -204,7 +207,7 @@ def test_a_goal_about_what_is_not_kept_track_of_is_refused() -> None:
     problem = generated_problem("tiny", 0)
     text = write_problem(problem).split("(:goal")[0] + "(:goal (checked loc_bar_01)))"
     with pytest.raises(ValueError, match="checked"):
-        Game(read_problem(text))
+        grounded_game(read_problem(text))
 
 
 def test_names_number_downwards_in_the_order_of_identifiers() -> None:
@@ -226,9 +229,9 @@ def test_names_number_downwards_in_the_order_of_identifiers() -> None:
 def test_every_task_sentence_can_be_read_back() -> None:
     for family, sentences in SENTENCES.items():
         for sentence in sentences:
-            assert stated_errand(sentence.format(thing="mug", place="desk")) == Errand(family, "mug", "desk")
+            assert parsed_task(sentence.format(thing="mug", place="desk")) == TaskSpec(family, "mug", "desk")
     with pytest.raises(ValueError, match="not a task sentence"):
-        stated_errand("make me a sandwich.")
+        parsed_task("make me a sandwich.")
     assert task_sentence('"rhs": "Your task is to: put a mug in desk."') == "put a mug in desk."
 
 
@@ -251,7 +254,7 @@ def test_every_task_sentence_can_be_read_back() -> None:
     ],
 )
 def test_a_policys_text_means_one_command_or_says_why_not(text: str, command: str, invalid: str) -> None:
-    assert said_command(text) == (command, invalid)
+    assert parsed_answer(text) == (command, invalid)
 
 
 def test_an_episode_pays_ten_for_winning_and_then_is_over() -> None:
@@ -331,7 +334,7 @@ def test_megabytes_of_answer_take_no_longer_than_reading_them(text: str) -> None
 @settings(max_examples=300, deadline=None)
 @given(st.text())
 def test_any_text_is_answered(text: str) -> None:
-    env = HouseholdEnv(Game(generated_problem("tiny", 1)))
+    env = HouseholdEnv(grounded_game(generated_problem("tiny", 1)))
     env.reset()
     assert env.step(text).observation.text
 

@@ -14,14 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spear_rl.envs.household.experts.demonstrations import EXPERTS, clumsy_commands, optimal_commands, searched_commands
-from spear_rl.envs.household.generation.generator import LEVELS, generated_problem
-from spear_rl.envs.household.generation.sentences import FAMILIES, stated_errand
-from spear_rl.envs.household.manifest import SPLITS, panel_hash, recorded_manifest, recorded_panel
-from spear_rl.envs.household.panel import content_split, rebuilt_manifest
-from spear_rl.envs.household.rules.game import Game
+from household_worlds import twin_of
+from spear_rl.envs.household import MANIFEST, recorded_seeds
+from spear_rl.envs.household.experts import EXPERTS, clumsy_commands, optimal_commands, searched_commands
+from spear_rl.envs.household.families import FAMILIES, parsed_task
+from spear_rl.envs.household.generator import LEVELS, generated_problem
+from spear_rl.envs.household.panel import rebuilt_manifest
+from spear_rl.envs.household.rules.game import Game, grounded_game
 from spear_rl.envs.household.rules.pddl import read_problem, task_sentence
 from spear_rl.envs.household.rules.world import World
+from spear_rl.envs.shared.generated_panels import SPLITS, content_split, panel_hash, recorded_manifest
 
 REAL_DATA = os.environ.get("ALFWORLD_DATA", "")
 levels = st.sampled_from(list(LEVELS))
@@ -31,12 +33,12 @@ levels = st.sampled_from(list(LEVELS))
 @given(levels, st.integers(0, 10**9))
 def test_a_generated_game_keeps_to_its_level(level: str, seed: int) -> None:
     wanted, problem = LEVELS[level], generated_problem(level, seed)
-    game = Game(problem)
+    game = grounded_game(problem)
     assert wanted.receptacles[0] <= len(game.receptacle_names) <= wanted.receptacles[1]
     assert wanted.objects[0] <= len(game.object_names) <= wanted.objects[1]
     assert len(game.openable) <= wanted.max_openable
     assert max(Counter(name.split()[0] for name in game.object_names).values()) <= wanted.max_of_kind
-    assert stated_errand(problem.task).family == wanted.families[seed % len(wanted.families)]
+    assert parsed_task(problem.task).family == wanted.families[seed % len(wanted.families)]
     assert not World(game).won
     for receptacle, inside in enumerate(game.start_contents):
         assert set(inside) <= game.accepts[receptacle]
@@ -45,7 +47,7 @@ def test_a_generated_game_keeps_to_its_level(level: str, seed: int) -> None:
 @settings(max_examples=150, deadline=None)
 @given(levels, st.integers(0, 10**9), st.integers(0, 10**9))
 def test_both_experts_win_every_game(level: str, seed: int, expert_seed: int) -> None:
-    game = Game(generated_problem(level, seed))
+    game = grounded_game(generated_problem(level, seed))
     lengths = {}
     for name, expert in EXPERTS.items():
         world, commands = World(game), expert(game, expert_seed)
@@ -71,7 +73,7 @@ def shortest_length(game: Game, limit: int) -> int | None:
             continue
         for command in world.commands():
             if not command.startswith(("look", "inventory", "help", "examine")):
-                twin = world.copy()
+                twin = twin_of(world)
                 twin.act(command)
                 key = twin.state_key()
                 if key not in seen:
@@ -83,14 +85,14 @@ def shortest_length(game: Game, limit: int) -> int | None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_optimal_expert_is_as_short_as_trying_everything(family: str) -> None:
     for number in range(20):
-        game = Game(generated_problem("easy", 6 * number + FAMILIES.index(family)))
+        game = grounded_game(generated_problem("easy", 6 * number + FAMILIES.index(family)))
         length = len(optimal_commands(game))
         assert shortest_length(game, length + 1) == length
 
 
 def test_the_searching_expert_uses_only_what_it_was_told() -> None:
     for seed in range(12):
-        game = Game(generated_problem("hard", seed))
+        game = grounded_game(generated_problem("hard", seed))
         known = World(game).intro()
         world = World(game)
         for command in searched_commands(game, seed):
@@ -102,19 +104,20 @@ def test_the_searching_expert_uses_only_what_it_was_told() -> None:
 
 
 def test_another_seed_searches_in_another_order() -> None:
-    game = Game(generated_problem("hard", 0))
+    game = grounded_game(generated_problem("hard", 0))
     assert len({tuple(searched_commands(game, seed)) for seed in range(10)}) > 1
 
 
 def test_a_seed_gives_the_same_game_in_every_process() -> None:
     code = (
-        "from spear_rl.envs.household.generation.generator import LEVELS, generated_problem\n"
-        "from spear_rl.envs.household.experts.demonstrations import EXPERTS\n"
-        "from spear_rl.envs.household.rules.game import Game\n"
+        "from spear_rl.envs.household.generator import LEVELS, generated_problem\n"
+        "from spear_rl.envs.household.experts import EXPERTS\n"
+        "from spear_rl.envs.household.rules.game import Game, grounded_game\n"
         "for level in LEVELS:\n"
         "    for seed in range(12):\n"
         "        problem = generated_problem(level, seed)\n"
-        "        print(problem.content_hash(), problem.task, [e(Game(problem), 7) for e in EXPERTS.values()])\n"
+        "        game = grounded_game(problem)\n"
+        "        print(problem.content_hash(), problem.task, [e(game, 7) for e in EXPERTS.values()])\n"
     )
     said = {
         subprocess.run(
@@ -128,10 +131,10 @@ def test_a_seed_gives_the_same_game_in_every_process() -> None:
 def test_games_are_varied() -> None:
     problems = [generated_problem("easy", seed) for seed in range(300)]
     assert len({problem.content_hash() for problem in problems}) >= 299
-    errands = {stated_errand(problem.task) for problem in problems}
-    assert len(errands) > 150
-    assert len({errand.thing for errand in errands}) > 30
-    assert len({errand.place for errand in errands}) > 12
+    asked = {parsed_task(problem.task) for problem in problems}
+    assert len(asked) > 150
+    assert len({task.thing for task in asked}) > 30
+    assert len({task.place for task in asked}) > 12
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -139,7 +142,7 @@ def test_panels_are_as_recorded_balanced_and_disjoint(level: str) -> None:
     families = LEVELS[level].families
     contents: dict[str, list[str]] = {}
     for split, size in SPLITS.items():
-        seeds, digest = recorded_panel(level, split)
+        seeds, digest = recorded_seeds(level, split), recorded_manifest(MANIFEST)[level]["sha256"][split]
         assert size <= len(seeds) < size + len(families)
         assert [seed % len(families) for seed in seeds] == [n % len(families) for n in range(len(seeds))]
         contents[split] = [generated_problem(level, seed).content_hash() for seed in seeds]
@@ -152,15 +155,15 @@ def test_panels_are_as_recorded_balanced_and_disjoint(level: str) -> None:
 @pytest.mark.parametrize("level", LEVELS)
 def test_both_experts_win_a_sample_of_every_panel(level: str) -> None:
     for split in SPLITS:
-        for seed in random.Random(level + split).sample(recorded_panel(level, split).seeds, 36):
-            game = Game(generated_problem(level, seed))
+        for seed in random.Random(level + split).sample(recorded_seeds(level, split), 36):
+            game = grounded_game(generated_problem(level, seed))
             assert 0 < len(optimal_commands(game)) <= len(searched_commands(game, seed)) <= 50
 
 
 @pytest.mark.slow
 def test_the_manifest_is_what_the_generator_gives() -> None:
     for level, rebuilt in rebuilt_manifest(["tiny", "easy"]).items():
-        assert rebuilt == recorded_manifest()[level]
+        assert rebuilt == recorded_manifest(MANIFEST)[level]
 
 
 @pytest.mark.slow
@@ -170,7 +173,7 @@ def test_alfworlds_own_games_are_read_and_won(family: str) -> None:
     paths = sorted(Path(REAL_DATA).glob(f"json_2.1.1/*/{family}*/*/game.tw-pddl"))
     for path in random.Random(family).sample(paths, min(20, len(paths))):
         data = json.loads(path.read_text())
-        game = Game(read_problem(data["pddl_problem"], task_sentence(data["grammar"])))
+        game = grounded_game(read_problem(data["pddl_problem"], task_sentence(data["grammar"])))
         world = World(game)
         for command in data["walkthrough"]:
             world.act(command)
@@ -182,7 +185,7 @@ def test_alfworlds_own_games_are_read_and_won(family: str) -> None:
 @settings(max_examples=60, deadline=None)
 @given(level=levels, seed=st.integers(0, 500), demonstration_seed=st.integers(0, 10**6))
 def test_the_clumsy_demonstrator_wins_or_only_looks_around(level: str, seed: int, demonstration_seed: int) -> None:
-    game = Game(generated_problem(level, seed))
+    game = grounded_game(generated_problem(level, seed))
     commands = clumsy_commands(game, demonstration_seed)
     assert commands == clumsy_commands(game, demonstration_seed)
     world = World(game)
@@ -197,7 +200,7 @@ def test_the_clumsy_demonstrator_wins_or_only_looks_around(level: str, seed: int
 
 
 def test_the_clumsy_demonstrator_shows_both_mistakes_and_wins() -> None:
-    games = [Game(generated_problem("easy", seed)) for seed in range(120)]
+    games = [grounded_game(generated_problem("easy", seed)) for seed in range(120)]
     demonstrations = [clumsy_commands(game, number) for number, game in enumerate(games)]
     wins, mistakes = 0, 0
     for game, commands in zip(games, demonstrations, strict=True):

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from spear_rl.envs.household.experts.demonstrations import optimal_commands, searched_commands
-from spear_rl.envs.household.generation.generator import LEVELS, generated_problem
-from spear_rl.envs.household.generation.sentences import FAMILIES
-from spear_rl.envs.household.rules.game import Game
-from spear_rl.envs.household.rules.pddl import read_problem, task_sentence, write_problem
+from household_worlds import write_problem
+from spear_rl.envs.household.experts import optimal_commands, searched_commands
+from spear_rl.envs.household.families import FAMILIES
+from spear_rl.envs.household.generator import LEVELS, generated_problem
+from spear_rl.envs.household.rules.game import Game, grounded_game
+from spear_rl.envs.household.rules.pddl import read_problem, task_sentence
 from spear_rl.envs.household.rules.world import World
 
 # Importing alfworld sets the variable to a default of its own.
@@ -129,7 +130,7 @@ def test_generated_games_play_as_in_the_stock_engine(level: str, family: str, tm
     for number in range(2):
         seed = 600 * (number + 1) + families.index(family)
         problem = generated_problem(level, seed)
-        game = Game(problem)
+        game = grounded_game(problem)
         grammar = packaged("alfred.twl2").replace("UNKNOWN GOAL.", problem.task)
         data = {"pddl_domain": packaged("alfred.pddl"), "grammar": grammar, "pddl_problem": write_problem(problem)}
         stock = stock_game(data, tmp_path / f"{number}.tw-pddl")
@@ -238,7 +239,7 @@ def test_an_odd_room_plays_as_in_the_stock_engine(number: int, tmp_path: Path) -
     data["grammar"] = packaged("alfred.twl2").replace("UNKNOWN GOAL.", task)
     stock = stock_game(data, tmp_path / "odd.tw-pddl")
     problem = read_problem(text, task)
-    game = Game(problem)
+    game = grounded_game(problem)
     won_at = []
 
     def guide(world: World, turn: int) -> str | None:
@@ -258,7 +259,7 @@ def test_alfworlds_own_games_play_as_in_the_stock_engine(family: str, tmp_path: 
     paths = sorted(Path(REAL_DATA).glob(f"json_2.1.1/*/{family}*/*/game.tw-pddl"))
     for number, path in enumerate(random.Random(family).sample(paths, 4)):
         data = json.loads(path.read_text())
-        game = Game(read_problem(data["pddl_problem"], task_sentence(data["grammar"])))
+        game = grounded_game(read_problem(data["pddl_problem"], task_sentence(data["grammar"])))
         stock = stock_game(data, tmp_path / f"{number}.tw-pddl")
         assert play_both(stock, game, scripted(data["walkthrough"])).won
         play_both(stock, game, erratic(number, 40))

@@ -18,12 +18,11 @@ from spear_rl.algorithms.filters import repetitive, unreadable
 from spear_rl.app.show import _episode
 from spear_rl.engines.models.tiny import tiny_tokenizer
 from spear_rl.envs.alfworld.gamefile import GameFile
-from spear_rl.envs.household.action import said_command
-from spear_rl.envs.household.experts.demonstrations import _ARRIVED
-from spear_rl.envs.household.experts.search import Searcher
-from spear_rl.envs.household.generation.sentences import stated_errand
+from spear_rl.envs.household.experts.search import _ARRIVED, Searcher
+from spear_rl.envs.household.families import parsed_task
 from spear_rl.envs.household.rules.pddl import read_formula, task_sentence
 from spear_rl.envs.lookup import LookupEnv
+from spear_rl.envs.shared.answer_tags import parsed_answer
 from spear_rl.envs.sokoban.boxoban import _HEAD
 from spear_rl.envs.tool_math.calls import tool_calls
 from spear_rl.envs.tool_math.problems import _answer, _question
@@ -74,7 +73,7 @@ def shown(text: str) -> None:
 
 ENCODER = Encoder(tiny_tokenizer(["look at the code"]))
 READERS: dict[str, Callable[[str], object]] = {
-    "command of household and sokoban": said_command,
+    "command of household and sokoban": parsed_answer,
     "action of webshop": parsed_action,
     "step of lookup": lambda text: (env := LookupEnv("red", "1"), env.reset(), env.step(text)),
     "thoughts": without_thoughts,
@@ -92,7 +91,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "price limit": lambda text: _LIMIT.sub("", text),
     "expert's reading": searched,
     "expert's place": _ARRIVED.match,
-    "task of household": stated_errand,
+    "task of household": parsed_task,
     "task in a grammar": task_sentence,
     "game's grammar": lambda text: GameFile("", text, "", (), True, "").is_published,
     "PDDL": read_formula,

@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,19 +19,26 @@ from hypothesis import strategies as st
 
 from references_sokoban import naive_move, naive_reward, naive_solved
 from spear_rl.envs import ENVIRONMENTS, sokoban
-from spear_rl.envs.sokoban import boxoban
+from spear_rl.envs.shared import generated_panels
+from spear_rl.envs.shared.generated_panels import SPLITS, content_split, panel_hash, recorded_manifest
+from spear_rl.envs.sokoban import boxoban, picture
 from spear_rl.envs.sokoban.experts import Expert, clumsy_moves, hasty_moves, optimal_moves, quick_moves
 from spear_rl.envs.sokoban.generator import LEVELS, Shape, generated_level
-from spear_rl.envs.sokoban.grid import Drawing, content_hash, grid_text, read_level
-from spear_rl.envs.sokoban.panel import SPLITS, panel_hash, panel_seeds, rebuilt_manifest, recorded_manifest
-from spear_rl.envs.sokoban.rules import DIRECTIONS, Level, State, is_solved, moved, played
+from spear_rl.envs.sokoban.panel import MANIFEST, panel_seeds, rebuilt_manifest
+from spear_rl.envs.sokoban.rules import DIRECTIONS, Level, Room, State, is_solved, moved
 from spear_rl.envs.sokoban.solver import SearchLimitError, pushes_needed, solution
-from spear_rl.envs.sokoban.views import picture
-from spear_rl.envs.sokoban.views.words import described
+from spear_rl.envs.sokoban.text import Drawing, content_hash, described, grid_text, read_level
 from spear_rl.errors import ConfigError, MissingExtraError
 from spear_rl.testing import check_environment, check_tasks
 
 CORRIDOR = "######\n#@-$.#\n######"
+
+
+def played(room: Room, state: State, directions: Iterable[int]) -> State:
+    """The state after some moves."""
+    for direction in directions:
+        state, _ = moved(room, state, direction)
+    return state
 
 
 @st.composite
@@ -190,7 +198,7 @@ def test_rooms_of_any_size_can_be_generated(width: int, height: int, num_boxes: 
 
 def test_a_seed_gives_the_same_level_in_another_process_whatever_its_hash_seed() -> None:
     code = (
-        "from spear_rl.envs.sokoban.generator import *; from spear_rl.envs.sokoban.grid import grid_text\n"
+        "from spear_rl.envs.sokoban.generator import *; from spear_rl.envs.sokoban.text import grid_text\n"
         "from spear_rl.envs.sokoban.experts import *\n"
         "levels = [generated_level(LEVELS[n], s) for n in ('easy', 'medium') for s in range(20)]\n"
         "print([(grid_text(l), optimal_moves(l), hasty_moves(l, 3)) for l in levels])"
@@ -219,14 +227,14 @@ def test_no_level_is_in_two_splits_not_even_turned_or_mirrored() -> None:
         contents = [content_hash(key) for split in SPLITS for key in keys[split]]
         assert len(set(contents)) == len(contents) == sum(SPLITS.values())
         for split in SPLITS:
-            assert panel_hash(keys[split]) == recorded_manifest()[name]["sha256"][split]
+            assert panel_hash(keys[split], "\n\n") == recorded_manifest(MANIFEST)[name]["sha256"][split]
 
 
 @pytest.mark.slow
 def test_the_recorded_panels_are_what_the_generator_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     from spear_rl.envs.sokoban import panel
 
-    recorded = recorded_manifest()
+    recorded = recorded_manifest(MANIFEST)
     with monkeypatch.context() as patch:
         patch.setattr(panel, "LEVELS", {"starter": LEVELS["starter"]})
         assert rebuilt_manifest() == {"starter": recorded["starter"]}
@@ -234,17 +242,17 @@ def test_the_recorded_panels_are_what_the_generator_gives(monkeypatch: pytest.Mo
         for split in SPLITS:
             seeds = panel_seeds(LEVELS[name], split)
             texts = [grid_text(generated_level(LEVELS[name], seed)) for seed in seeds[:25]]
-            assert {panel.content_split(content_hash(text)) for text in texts} == {split}
+            assert {content_split(content_hash(text)) for text in texts} == {split}
 
 
 def test_the_splits_of_a_shape_of_one_s_own_are_disjoint_too(monkeypatch: pytest.MonkeyPatch) -> None:
     from spear_rl.envs.sokoban import panel
 
-    monkeypatch.setattr(panel, "SPLITS", {"train": 60, "validation": 12, "test": 12})
-    panel._searched.cache_clear()
+    monkeypatch.setattr(generated_panels, "SPLITS", {"train": 60, "validation": 12, "test": 12})
+    panel._assigned_seeds.cache_clear()
     options = {"width": 5, "height": 7, "min_pushes": 2, "max_pushes": 3}
     found = {split: sokoban.tasks(split, **options) for split in SPLITS}
-    panel._searched.cache_clear()
+    panel._assigned_seeds.cache_clear()
     assert [len(found[split]) for split in SPLITS] == [60, 12, 12]
     contents = [content_hash(task.make_env().reset().state_key) for tasks in found.values() for task in tasks]
     assert len(set(contents)) == 84

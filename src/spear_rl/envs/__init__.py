@@ -1,4 +1,4 @@
-"""The environments by name. None of them imports torch, and none is imported here that needs more than Python."""
+"""The environments by name. Importing them needs no package besides Python: no torch, no optional extras."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A toy of two turns: a code is hidden, `look` shows it, saying it wins. Takes microseconds; made for tests."""
+"""A toy task of two turns for tests: `look` shows a hidden digit, answering with it wins. Takes microseconds."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ def tasks(
     max_tasks: Annotated[int, Range(0, 1_000_000)] | None = None,
     families: Sequence[Annotated[str, OneOf(FAMILIES, "family")]] = (),
 ) -> Sequence[Task]:
-    """The tasks of a split, in a fixed order; `num_digits` says how many different codes there are."""
-    first = _FIRST_NUMBER[split]
+    """The tasks of a split, in a fixed order; `num_digits` is the number of different digits."""
     chosen = []
-    for number in range(first, first + SPLITS[split]):
+    for number in range(_FIRST_NUMBER[split], _FIRST_NUMBER[split] + SPLITS[split]):
         family, digit = FAMILIES[number % len(FAMILIES)], _DIGITS[_draw("digit", number) % num_digits]
         if not families or family in families:
             chosen.append(
@@ -38,14 +37,14 @@ def tasks(
                     make_env=partial(LookupEnv, family, digit, num_digits),
                     family=family,
                     instructions=INSTRUCTIONS,
-                    demonstrate=partial(demonstration, number, digit, num_digits),
+                    demonstrate=partial(_demonstration, number, digit, num_digits),
                 )
             )
     return tuple(chosen[:max_tasks])
 
 
-def demonstration(number: int, digit: str, num_digits: int, seed: int) -> list[str]:
-    """Looks and answers in half of the demonstrations and guesses in the rest: imitation leaves room to learn."""
+def _demonstration(number: int, digit: str, num_digits: int, seed: int) -> list[str]:
+    """Looks and answers in half of the demonstrations, guesses in the others: imitation leaves room to learn."""
     if _draw("looks", number, seed) % 2:
         return ["look", digit]
     return [_DIGITS[_draw("guess", number, seed) % num_digits]]
@@ -57,11 +56,9 @@ class LookupEnv:
     __slots__ = ("_choices", "_digit", "_family", "_is_over", "_looked")
 
     def __init__(self, family: str, digit: str, num_digits: int = 10) -> None:
-        self._family = family
-        self._digit = digit
+        self._family, self._digit = family, digit
         self._choices = ("look", *_DIGITS[:num_digits])
-        self._looked = False
-        self._is_over = True
+        self._looked, self._is_over = False, True
 
     def reset(self) -> Observation:
         self._looked = self._is_over = False
@@ -75,14 +72,9 @@ class LookupEnv:
             self._looked = True
             return StepResult(self._observation(), used_tool=True, success=False)
         self._is_over = True
-        is_right = word == self._digit
-        return StepResult(
-            Observation("right" if is_right else "wrong", state_key="over"),
-            reward=float(is_right),
-            done=True,
-            invalid="" if word else "no_action",
-            success=is_right,
-        )
+        is_right, invalid = word == self._digit, "" if word else "no_action"
+        last = Observation("right" if is_right else "wrong", state_key="over")
+        return StepResult(last, reward=float(is_right), done=True, invalid=invalid, success=is_right)
 
     def close(self) -> None:
         self._is_over = True

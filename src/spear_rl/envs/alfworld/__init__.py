@@ -1,4 +1,4 @@
-"""ALFWorld's own games: on the household's simulator, which plays them to the letter, or on the stock engine."""
+"""ALFWorld's own games, on the household simulator (backend `fast`) or on ALFWorld's engine (backend `textworld`)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from functools import partial
 from typing import Annotated
 
 from spear_rl.envs.alfworld.games import EXPERTS, demonstration, fast_env
-from spear_rl.envs.alfworld.panel import SPLITS, in_turns, playable_games
+from spear_rl.envs.alfworld.panel import SPLITS, interleaved, playable_games
 from spear_rl.envs.alfworld.stock import require_stock_engine, stock_env
 from spear_rl.envs.household.env import REWARD
-from spear_rl.envs.household.generation.sentences import FAMILIES as TYPES
+from spear_rl.envs.household.families import FAMILIES as TYPES
 from spear_rl.rollout.env import Task
 from spear_rl.settings.ranges import FilePath, OneOf, Range, has_checked_options
 
@@ -28,7 +28,7 @@ PROMPTS = {
     ),
     "short": "You act in a house. Choose one of the possible actions and answer <action>...</action>.",
 }
-"""What the policy is told: the paper's way, with thoughts, or in a few words for a small model, without."""
+"""Instructions: as in the paper, with thoughts; or one sentence without, for small models."""
 
 
 @has_checked_options
@@ -45,18 +45,17 @@ def tasks(
     max_tasks: Annotated[int, Range(0, 1_000_000)] | None = None,
     cache: Annotated[str, FilePath(may_be_empty=True)] = "",
 ) -> Sequence[Task]:
-    """The games of a split: types taking turns, or sorted by id; `max_tasks` keeps the first ones of that order."""
+    """The first `max_tasks` games of a split: with the types alternating (order turns), or sorted by id."""
     if backend == "textworld":
         require_stock_engine()
     entries = [entry for entry in playable_games(split, data=data, cache=cache) if not types or entry.family in types]
     if order == "turns":
-        entries = in_turns(entries)
+        entries = interleaved(entries)
+    make_env = partial(fast_env, cache=cache) if backend == "fast" else stock_env
     return tuple(
         Task(
             id=entry.id,
-            make_env=partial(fast_env, entry.path, entry.sha256, cache, reward)
-            if backend == "fast"
-            else partial(stock_env, entry.path, entry.sha256, reward),
+            make_env=partial(make_env, entry.path, entry.sha256, reward=reward),
             family=entry.family,
             instructions=PROMPTS[prompt],
             answer_format="<action>{action}</action>",

@@ -1,4 +1,4 @@
-"""One game.tw-pddl: read, checked for damage, compared with what ALFWorld publishes. Nothing in it is ever run."""
+"""Reads a game.tw-pddl file and compares its rules with those that ALFWorld publishes. Nothing in it is ever run."""
 
 from __future__ import annotations
 
@@ -12,29 +12,23 @@ from spear_rl.envs.household.rules.pddl import TASK, task_sentence
 
 GAME_FILE = "game.tw-pddl"
 
-PUBLISHED_GRAMMARS = frozenset(
-    {
-        # Of the games that alfworld-download fetches, and of alfworld 0.4.2's own alfred.twl2.
-        "10da93e13b58e1a6039723f5d4a59ceae7c60772515bfab9fc603bafa7f8ee06",
-        "c294eb280206a4428664cdb4e2037e267e86de5b7fa862212718a961513a7de4",
-    }
+# SHA-256 of the games that alfworld-download fetches, and of alfworld 0.4.2's own alfred.twl2 and alfred.pddl.
+PUBLISHED_GRAMMARS = (
+    "10da93e13b58e1a6039723f5d4a59ceae7c60772515bfab9fc603bafa7f8ee06",
+    "c294eb280206a4428664cdb4e2037e267e86de5b7fa862212718a961513a7de4",
 )
-"""SHA-256 of ALFWorld's grammars without their task sentence."""
-
-PUBLISHED_DOMAINS = frozenset(
-    {
-        "0af55e7f92d12b09d28515aa730e4d03fddd17228ef1fd7b18a3ee8ba49b27b9",
-        "f1473041ed01da514de1f87adfd7ef0804862361f83ccf63c75e43633b0eb280",
-    }
+"""Hashes of the grammar without its task sentence."""
+PUBLISHED_DOMAINS = (
+    "0af55e7f92d12b09d28515aa730e4d03fddd17228ef1fd7b18a3ee8ba49b27b9",
+    "f1473041ed01da514de1f87adfd7ef0804862361f83ccf63c75e43633b0eb280",
 )
-"""SHA-256 of ALFWorld's rules, likewise."""
 
-# The grammar's own syntax has no place in a sentence: what stands in braces there is evaluated by the stock engine.
+# A sentence holds no syntax of the grammar: the stock engine evaluates what is in braces.
 _SENTENCE = re.compile(r"[\w ,.;:!?'()/-]*", re.ASCII)
 
 
 class GameFile(NamedTuple):
-    """What a game file holds."""
+    """The content of a game file."""
 
     domain: str
     grammar: str
@@ -42,16 +36,15 @@ class GameFile(NamedTuple):
     walkthrough: tuple[str, ...]
     is_solvable: bool
     sha256: str
-    """Of the file's bytes."""
 
     @property
     def task(self) -> str:
-        """The task as a sentence, or an empty one if the grammar states none."""
+        """The task as a sentence; empty if the grammar has none."""
         return task_sentence(self.grammar)
 
     @property
     def is_published(self) -> bool:
-        """Whether rules and wording are ALFWorld's own, so that the file can state nothing but a room and a task."""
+        """Whether rules and wording are ALFWorld's own, so that the file can only define a room and a task."""
         skeleton = self.grammar.replace(f'{TASK}{self.task}"', f'{TASK}"', 1)
         return (
             _sha256(skeleton.encode()) in PUBLISHED_GRAMMARS
@@ -61,7 +54,7 @@ class GameFile(NamedTuple):
 
 
 def read_game_file(path: str | Path, *, sha256: str = "") -> GameFile:
-    """The game in a file; with `sha256`, only if the file still has that content."""
+    """The game in a file; with `sha256`, only if the file has that content."""
     try:
         content = Path(path).read_bytes()
     except OSError as error:
@@ -81,7 +74,7 @@ def read_game_file(path: str | Path, *, sha256: str = "") -> GameFile:
 
 
 def damaged(path: str | Path, error: Exception) -> ValueError:
-    """What to say of a file that is no game."""
+    """The error for a file that is not a game."""
     reason = f"{type(error).__name__}: {error}"[:200]
     return ValueError(f"the game file {path} is damaged ({reason}): remove it and run `alfworld-download` again")
 

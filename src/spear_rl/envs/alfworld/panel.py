@@ -1,4 +1,4 @@
-"""Which games make up a split: found in ALFWorld's folders, told apart by content, in an order no machine changes."""
+"""The games of a split, found in ALFWorld's folders and identified by content, in an order that no machine changes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from spear_rl.envs.alfworld.gamefile import GAME_FILE, read_game_file
-from spear_rl.envs.household.generation.sentences import FAMILIES
+from spear_rl.envs.household.families import FAMILIES
 from spear_rl.io.cache import cache_folder, store, stored
 
 DATASET = "json_2.1.1"
 SPLITS = {"train": "train", "validation": "valid_seen", "test": "valid_unseen"}
-"""Our names and ALFWorld's; both are understood."""
+"""Our names -> ALFWorld's; both are accepted."""
 
-# The official loader leaves these out: its rules cannot play them.
+# The official loader skips these too: its rules cannot play them.
 _UNSUPPORTED = ("movable", "Sliced")
 _FORMAT = 1
 
@@ -31,11 +31,10 @@ class Entry(NamedTuple):
     family: str
     path: str
     sha256: str
-    """Of the file's bytes."""
 
 
 def dataset_folder(data: str = "") -> Path:
-    """The folder of the splits, by ALFWorld's convention or in the folder given."""
+    """The folder of the splits: in `data`, $ALFWORLD_DATA or ~/.cache/alfworld."""
     # Absolute, since a worker process may run in another folder.
     base = Path(os.path.abspath(os.path.expanduser(data or os.environ.get("ALFWORLD_DATA", "") or "~/.cache/alfworld")))
     folder = base / DATASET
@@ -48,21 +47,18 @@ def dataset_folder(data: str = "") -> Path:
 
 
 def playable_games(split: str, *, data: str = "", cache: str = "") -> tuple[Entry, ...]:
-    """All playable games of a split, sorted by id.
-
-    A game is read once; after that only its size and time are looked at, unless they change.
-    """
+    """All playable games of a split, sorted by id. A file is read again only if its size or time has changed."""
     name = official_split(split)
     dataset = dataset_folder(data)
     folder = dataset / name
     if not folder.is_dir():
-        there = ", ".join(sorted(entry.name for entry in dataset.iterdir() if entry.is_dir())) or "nothing"
-        raise ValueError(f"{dataset} has no split {name} (there is {there}): fetch it with `alfworld-download`")
-    place = os.path.realpath(folder)
-    index = cache_folder(cache) / "alfworld" / f"panel-{_FORMAT}-{hashlib.sha256(place.encode()).hexdigest()[:24]}.json"
-    known: Any = stored(index)
-    seen: dict[str, list[Any]] = known if isinstance(known, dict) else {}
-    facts: dict[str, list[Any]] = {}
+        found = ", ".join(sorted(entry.name for entry in dataset.iterdir() if entry.is_dir())) or "nothing"
+        raise ValueError(f"{dataset} has no split {name} (there is {found}): fetch it with `alfworld-download`")
+    location = hashlib.sha256(os.path.realpath(folder).encode()).hexdigest()[:24]
+    index = cache_folder(cache) / "alfworld" / f"panel-{_FORMAT}-{location}.json"
+    cached: Any = stored(index)
+    known: dict[str, list[Any]] = cached if isinstance(cached, dict) else {}
+    current: dict[str, list[Any]] = {}
     entries: list[Entry] = []
     for task, trial, path in _game_paths(folder):
         try:
@@ -70,15 +66,15 @@ def playable_games(split: str, *, data: str = "", cache: str = "") -> tuple[Entr
         except OSError:
             continue
         key = f"{task}/{trial}"
-        fact = seen.get(key, [])
-        if fact[:2] != [status.st_size, status.st_mtime_ns]:
+        record = known.get(key, [])
+        if record[:2] != [status.st_size, status.st_mtime_ns]:
             file = read_game_file(path)
-            fact = [status.st_size, status.st_mtime_ns, file.sha256, file.is_solvable]
-        facts[key] = fact
-        if fact[3]:
-            entries.append(Entry(f"alfworld/{name}/{key}", task.split("-", 1)[0], path, fact[2]))
-    if facts != seen:
-        store(index, facts)
+            record = [status.st_size, status.st_mtime_ns, file.sha256, file.is_solvable]
+        current[key] = record
+        if record[3]:
+            entries.append(Entry(f"alfworld/{name}/{key}", task.split("-", 1)[0], path, record[2]))
+    if current != known:
+        store(index, current)
     if not entries:
         raise ValueError(f"{folder} holds no playable game ({GAME_FILE}): fetch them with `alfworld-download`")
     return tuple(sorted(entries))
@@ -92,11 +88,8 @@ def official_split(split: str) -> str:
     return name
 
 
-def in_turns(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries so that any first part of them is a fair one: types take turns, and within a type chance decides.
-
-    Sorted by id the panel starts with some hundred games of one type. The chance is a hash of the id.
-    """
+def interleaved(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries with the families alternating, each ordered by hashed ids, so that any prefix is representative."""
     by_family: defaultdict[str, list[Entry]] = defaultdict(list)
     for entry in sorted(entries, key=lambda entry: hashlib.sha256(entry.id.encode()).digest()):
         by_family[entry.family].append(entry)
@@ -105,7 +98,7 @@ def in_turns(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _game_paths(folder: Path) -> Iterator[tuple[str, str, str]]:
-    """(task folder, trial folder, path) of what may be a game."""
+    """(task folder, trial folder, path) of every possible game."""
     for task in os.scandir(folder):
         supported = task.name.split("-", 1)[0] in FAMILIES and not any(word in task.name for word in _UNSUPPORTED)
         if supported and task.is_dir():

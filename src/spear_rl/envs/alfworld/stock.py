@@ -1,28 +1,35 @@
-"""The backend `textworld`: the engine ALFWorld runs on, as the reference for `fast`. Imported only when used."""
+"""The backend `textworld`: ALFWorld's own engine, the reference for `fast`. Imported only when used."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from functools import partial
+import sys
+import threading
+from functools import cache, lru_cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 from spear_rl.envs.alfworld.gamefile import GameFile, read_game_file
-from spear_rl.envs.alfworld.memo import remember_translations
 from spear_rl.envs.household.env import TextGameEnv
-from spear_rl.envs.household.rules.tables import FLAGS
+from spear_rl.envs.household.rules.goal import FLAGS
 from spear_rl.errors import MissingExtraError
 
 BANNER = "-= Welcome to TextWorld, ALFRED! =-\n\n"
-"""What the engine says first in every game; it is left out."""
+"""Printed first by the engine in every game; removed."""
+MAX_GAMES = 64
+"""Translated games kept in memory, a few megabytes each."""
 
 _STATE = frozenset({"atlocation", "holds", "inreceptacle", "objectatlocation", "opened", *FLAGS})
-"""The predicates that moves change and that matter to what can still happen."""
+"""The predicates that commands change and that matter to what can still happen."""
+_IDLE_ENGINES: list[Any] = []
+"""Engines whose episode is over. Each loads its own C++ library, which is slow to load and not safe to unload."""
+_TRANSLATING = threading.Lock()
+"""The translator keeps its options in global variables."""
 
 
 def require_stock_engine() -> None:
-    """Says what to install where something is missing."""
     missing = [name for name in ("textworld", "fast_downward", "alfworld") if find_spec(name) is None]
     if missing:
         raise MissingExtraError(
@@ -37,18 +44,18 @@ def stock_env(path: str, sha256: str, reward: float) -> TextGameEnv:
 
 
 class StockEpisode:
-    """A game under way in the stock engine."""
+    """A game running in the stock engine."""
 
     def __init__(self, path: str, sha256: str = "") -> None:
         file = read_game_file(path, sha256=sha256)
         refuse_foreign(file, path)
         require_stock_engine()
-        remember_translations()
+        memoise_engine()
         try:
             self._engine: Any = _IDLE_ENGINES.pop()
         except IndexError:
             self._engine = _new_engine()
-        # What was checked is what is played: the engine does not open the file again.
+        # Load the content that was checked: the engine does not open the file again.
         self._engine.load({"pddl_domain": file.domain, "grammar": file.grammar, "pddl_problem": file.problem})
         self._state: Any = self._engine.reset()
         self._intro: str = self._state.feedback.removeprefix(BANNER)
@@ -77,8 +84,13 @@ class StockEpisode:
             self._engine = None
 
 
-_IDLE_ENGINES: list[Any] = []
-"""Engines whose episode is over. Each has a C++ library of its own, which is slow to load and not safe to unload."""
+def refuse_foreign(file: GameFile, path: str) -> None:
+    """Refuse a grammar that is not ALFWorld's own: the stock engine evaluates the expressions in it."""
+    if not file.is_published:
+        raise ValueError(
+            f"the game file {path} has a grammar, rules or a task sentence that ALFWorld does not publish; the backend "
+            "textworld would run the code in it, so it is refused (the backend fast runs nothing)"
+        )
 
 
 def _new_engine() -> Any:
@@ -88,10 +100,55 @@ def _new_engine() -> Any:
     return alfred.AlfredDemangler(shuffle=False)(pddl.PddlEnv(textworld.EnvInfos(won=True, admissible_commands=True)))
 
 
-def refuse_foreign(file: GameFile, path: str) -> None:
-    """The stock engine evaluates expressions in a game's grammar, so it gets to see no grammar but ALFWorld's own."""
-    if not file.is_published:
-        raise ValueError(
-            f"the game file {path} has a grammar, rules or a task sentence that ALFWorld does not publish; the backend "
-            "textworld would run the code in it, so it is refused (the backend fast runs nothing)"
-        )
+@cache
+def memoise_engine() -> None:
+    """Cache what the engine translates and parses again at every load, reset and step; its answers stay the same.
+
+    textworld has no hook for that, so its functions are replaced in place, once per process.
+    """
+    fast_downward: Any = import_module("fast_downward")
+    logic: Any = import_module("textworld.envs.pddl.logic")
+    textgen: Any = import_module("textworld.envs.pddl.textgen")
+    rules: Any = import_module("textworld.logic").Rule
+
+    translate = fast_downward.pddl2sas
+
+    @lru_cache(maxsize=MAX_GAMES)
+    def translated(domain: str, problem: str) -> Any:
+        arguments = sys.argv
+        try:
+            return translate(domain, problem, False, False)
+        finally:
+            sys.argv = arguments
+
+    def pddl2sas(domain: str, problem: str, verbose: bool = False, optimize: bool = False) -> Any:
+        # The optimised translation only serves the engine's planner, which works with the plain one as well.
+        with _TRANSLATING:
+            return translated(domain, problem)
+
+    parse_game, parse_text = logic._parse_and_convert, textgen._parse_and_convert
+
+    @lru_cache(maxsize=MAX_GAMES)
+    def parsed_game(text: str, rule_name: str) -> Any:
+        return parse_game(text, rule_name=rule_name)
+
+    @lru_cache(maxsize=4096)
+    def parsed_text(text: str, rule_name: str) -> Any:
+        return parse_text(text, rule_name=rule_name)
+
+    fast_downward.pddl2sas = pddl2sas
+    rules.parse_conjunctive_query = staticmethod(lru_cache(maxsize=4096)(rules.parse_conjunctive_query))
+    logic._parse_and_convert = lambda text, rule_name, **_: parsed_game(text, rule_name)
+    textgen._parse_and_convert = lambda text, rule_name="symbols", **_: copy.deepcopy(parsed_text(text, rule_name))
+    textgen.copy_context = _copied_context
+    textgen.Symbol.copy = _copied_symbol
+
+
+def _copied_context(context: dict[str, Any]) -> dict[str, Any]:
+    return {**context, "variables": dict(context["variables"]), "mapping": dict(context["mapping"])}
+
+
+def _copied_symbol(symbol: Any, context: dict[str, Any]) -> Any:
+    twin = copy.copy(symbol)
+    twin.context = _copied_context(context)
+    return twin

@@ -1,17 +1,18 @@
-"""Household errands in the words and rules of ALFWorld, generated from seeds; nothing to install or download."""
+"""Household tasks with the rules and words of ALFWorld, generated from seeds; nothing to install or download."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Annotated
 
 from spear_rl.envs.household.env import HouseholdEnv
-from spear_rl.envs.household.experts.demonstrations import DEMONSTRATORS
-from spear_rl.envs.household.generation.generator import LEVELS, generated_problem
-from spear_rl.envs.household.generation.sentences import FAMILIES
-from spear_rl.envs.household.manifest import SPLITS, recorded_panel
-from spear_rl.envs.household.rules.game import Game
+from spear_rl.envs.household.experts import DEMONSTRATORS
+from spear_rl.envs.household.families import FAMILIES
+from spear_rl.envs.household.generator import LEVELS, generated_problem
+from spear_rl.envs.household.rules.game import Game, grounded_game
+from spear_rl.envs.shared.generated_panels import SPLITS, panel_seeds, recorded_manifest
 from spear_rl.rollout.env import Task
 from spear_rl.settings.ranges import OneOf, Range, has_checked_options, require_known
 
@@ -21,6 +22,7 @@ INSTRUCTIONS = (
     "You are in a house and have to complete the given task by acting in text commands. "
     "Think in <think></think>, then give exactly one command in <action></action>."
 )
+MANIFEST = Path(__file__).with_name("panels.json")
 
 
 @has_checked_options
@@ -32,35 +34,39 @@ def tasks(
     max_tasks: Annotated[int, Range(0, 1_000_000)] | None = None,
     families: Sequence[str] = (),
 ) -> Sequence[Task]:
-    """The panel of a split, in a fixed order that takes turns in the kinds of task."""
+    """The panel of a split, in a fixed order that alternates between the families of task."""
     own = LEVELS[level].families
     for family in families:
         require_known("families", family, own, what="family")
     chosen = [
         Task(
             id=f"household/{level}/{split}/{number:05d}",
-            make_env=partial(household_env, level, seed),
+            make_env=partial(_env, level, seed),
             family=own[seed % len(own)],
             instructions=INSTRUCTIONS,
             answer_format="<action>{action}</action>",
-            demonstrate=partial(demonstration, level, seed, expert),
+            demonstrate=partial(_demonstration, level, seed, expert),
         )
-        for number, seed in enumerate(recorded_panel(level, split).seeds)
+        for number, seed in enumerate(recorded_seeds(level, split))
         if not families or own[seed % len(own)] in families
     ]
     return tuple(chosen[:max_tasks])
 
 
-def household_env(level: str, seed: int) -> HouseholdEnv:
-    """An episode of the game of a seed."""
+@lru_cache
+def recorded_seeds(level: str, split: str) -> tuple[int, ...]:
+    """The seeds of a panel, in order."""
+    return panel_seeds(recorded_manifest(MANIFEST)[level]["seeds"], split, len(LEVELS[level].families))
+
+
+def _env(level: str, seed: int) -> HouseholdEnv:
     return HouseholdEnv(_game(level, seed))
 
 
-def demonstration(level: str, seed: int, expert: str, demonstration_seed: int) -> list[str]:
-    """An expert's commands in the game of a seed."""
+def _demonstration(level: str, seed: int, expert: str, demonstration_seed: int) -> list[str]:
     return DEMONSTRATORS[expert](_game(level, seed), demonstration_seed)
 
 
 @lru_cache(maxsize=2048)
 def _game(level: str, seed: int) -> Game:
-    return Game(generated_problem(level, seed))
+    return grounded_game(generated_problem(level, seed))

@@ -1,4 +1,4 @@
-"""The household as an environment: the policy's text goes in, the game's text comes out, winning pays."""
+"""Text games of ALFWorld's kind as environments: the policy's answer in, the game's text out, a reward for winning."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from spear_rl.envs.household.action import said_command
 from spear_rl.envs.household.rules.game import Game
 from spear_rl.envs.household.rules.wording import NOTHING_HAPPENS
 from spear_rl.envs.household.rules.world import World
+from spear_rl.envs.shared.answer_tags import parsed_answer
 from spear_rl.rollout.env import INADMISSIBLE, Observation, StepResult
 
 REWARD = 10.0
 
 
 class Episode(Protocol):
-    """A game under way, on whatever engine."""
+    """A running game, whichever engine runs it."""
 
     @property
     def won(self) -> bool: ...
@@ -28,19 +28,18 @@ class Episode(Protocol):
 
 
 class TextGameEnv:
-    """One episode of one game of ALFWorld's kind."""
+    """One episode of one game."""
 
-    __slots__ = ("_begin", "_episode", "_is_over", "_reward")
+    __slots__ = ("_episode", "_is_over", "_new_episode", "_reward")
 
-    def __init__(self, begin: Callable[[], Episode], *, reward: float = REWARD) -> None:
-        self._begin, self._reward = begin, reward
+    def __init__(self, new_episode: Callable[[], Episode], *, reward: float = REWARD) -> None:
+        self._new_episode, self._reward = new_episode, reward
         self._episode: Episode | None = None
         self._is_over = False
 
     def reset(self) -> Observation:
-        if self._episode is not None:
-            self._episode.close()
-        self._episode = self._begin()
+        self.close()
+        self._episode = self._new_episode()
         self._is_over = False
         return self._observation(self._episode, self._episode.intro())
 
@@ -50,21 +49,16 @@ class TextGameEnv:
             raise RuntimeError("this episode is over: make a new environment for the next one")
         if episode is None:
             raise RuntimeError("there is no episode under way: call reset() before step()")
-        said = said_command(action)
-        if said.invalid:
-            return StepResult(self._observation(episode, NOTHING_HAPPENS), invalid=said.invalid, success=False)
-        is_possible = said.command in episode.commands()
-        text = episode.act(said.command)
+        command, invalid = parsed_answer(action)
+        if invalid:
+            return StepResult(self._observation(episode, NOTHING_HAPPENS), invalid=invalid, success=False)
+        is_possible = command in episode.commands()
+        text = episode.act(command)
         if not is_possible:
             return StepResult(self._observation(episode, text), invalid=INADMISSIBLE, success=False)
         self._is_over = won = episode.won
-        return StepResult(
-            self._observation(episode, text),
-            reward=self._reward if won else 0.0,
-            done=won,
-            used_tool=True,
-            success=won,
-        )
+        reward = self._reward if won else 0.0
+        return StepResult(self._observation(episode, text), reward=reward, done=won, used_tool=True, success=won)
 
     def close(self) -> None:
         if self._episode is not None:

@@ -1,1 +1,1 @@
-"""What several environments use: seeded draws, task manifests."""
+"""Shared by several environments: seeded draws, parsing of action tags, panels and their manifests."""

@@ -1,4 +1,4 @@
-"""Draws that give the same answer on every Python version and machine: only `Random.random` promises that."""
+"""Seeded draws that are the same on every Python version and machine: only `Random.random` guarantees that."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Dice:
-    """A seeded stream of choices."""
+    """A seeded random stream."""
 
     __slots__ = ("_random",)
 
@@ -33,7 +33,7 @@ class Dice:
         return options[self.below(len(options))]
 
     def weighted(self, options: Sequence[T], weights: Sequence[float]) -> T:
-        """An option, with a probability in proportion to its weight."""
+        """An option, with probability proportional to its weight."""
         mark = self._random() * sum(weights)
         for option, weight in zip(options, weights, strict=True):
             mark -= weight
@@ -41,9 +41,9 @@ class Dice:
                 return option
         return options[-1]
 
-    def shuffled(self, things: Sequence[T]) -> list[T]:
-        pile = list(things)
-        for last in range(len(pile) - 1, 0, -1):
+    def shuffled(self, options: Sequence[T]) -> list[T]:
+        order = list(options)
+        for last in range(len(order) - 1, 0, -1):
             swap = self.below(last + 1)
-            pile[last], pile[swap] = pile[swap], pile[last]
-        return pile
+            order[last], order[swap] = order[swap], order[last]
+        return order

@@ -1,11 +1,11 @@
-"""Panels on paper, for every environment that has them: what differs between two, and the commands that say so."""
+"""Manifests: the content hash of every task of a panel. Equal manifests mean that two machines play the same tasks."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ def contents_sha256(contents: Mapping[str, str]) -> str:
 
 
 def differences(here: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
-    """What differs between two panels of id -> content, one line a task; empty means the same panel."""
+    """One line per task that differs between two panels of id -> content."""
     lines = [f"{name}: only here" for name in here.keys() - there.keys()]
     lines += [f"{name}: missing here" for name in there.keys() - here.keys()]
     lines += [f"{name}: another content" for name in here.keys() & there.keys() if here[name] != there[name]]
@@ -27,7 +27,7 @@ def differences(here: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
 
 
 def printed_or_verified(manifest: Callable[[], Mapping[str, Any]], verify: str | None, *, tasks: str) -> int:
-    """Print a manifest, or its differences to the one in a file; `tasks` is the key of its tasks."""
+    """Print a manifest, or its differences from the one in the file `verify`; `tasks` is the key of its tasks."""
     try:
         mine = manifest()
         other = json.loads(Path(verify).read_text(encoding="utf-8")) if verify else mine
@@ -40,13 +40,3 @@ def printed_or_verified(manifest: Callable[[], Mapping[str, Any]], verify: str |
         return 0
     print(visible("\n".join(found)) or f"the same {len(mine[tasks])} {tasks}, {mine['sha256']}")
     return 1 if found else 0
-
-
-def written_or_checked(arguments: Sequence[str], rebuilt: object, recorded: Callable[[], object], file: Path) -> int:
-    """Write the manifest of generated panels to its file; with --check only say whether it is as it should be."""
-    if "--check" in arguments:
-        is_current = rebuilt == recorded()
-        print("the manifest is up to date" if is_current else "the manifest differs from what the generator gives")
-        return 0 if is_current else 1
-    file.write_text(json.dumps(rebuilt, indent=1) + "\n", encoding="utf-8")
-    return 0

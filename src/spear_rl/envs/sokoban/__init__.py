@@ -1,20 +1,20 @@
-"""Sokoban: levels generated from seeds, or Boxoban's; shown as text, as a picture, or as both."""
+"""Sokoban: levels generated from seeds, or Boxoban's; observed as text, as an image, or as both."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Annotated
 
+from spear_rl.envs.shared.generated_panels import SPLITS
 from spear_rl.envs.sokoban.boxoban import SETS, boxoban_entries, boxoban_level
 from spear_rl.envs.sokoban.env import SokobanEnv, View
 from spear_rl.envs.sokoban.experts import DEMONSTRATORS
 from spear_rl.envs.sokoban.generator import LEVELS, Shape, generated_level
-from spear_rl.envs.sokoban.grid import LEGEND
-from spear_rl.envs.sokoban.panel import SPLITS, panel_seeds
+from spear_rl.envs.sokoban.panel import panel_seeds
+from spear_rl.envs.sokoban.picture import png, require_pillow
 from spear_rl.envs.sokoban.rules import Level
-from spear_rl.envs.sokoban.views.picture import png, require_pillow
+from spear_rl.envs.sokoban.text import LEGEND
 from spear_rl.errors import OptionError
 from spear_rl.rollout.env import Task
 from spear_rl.settings.ranges import FilePath, OneOf, Range, has_checked_options
@@ -40,7 +40,7 @@ PROMPTS = {
     ),
     "short": "Answer <action>up</action>, <action>down</action>, <action>left</action> or <action>right</action>.",
 }
-"""How the policy is asked to answer: with thoughts, or in a few words for a small model, without."""
+"""How the policy is asked to answer: with thoughts, or in one sentence without, for small models."""
 
 
 @has_checked_options
@@ -62,11 +62,8 @@ def tasks(
     expert: Annotated[str, OneOf(DEMONSTRATORS, "expert")] = "optimal",
     max_tasks: Annotated[int, Range(0, 1_000_000)] | None = None,
 ) -> Sequence[Task]:
-    """The panel of a split, in a fixed order.
-
-    `level` names a shape, of which width, height, num_boxes and the pushes that are needed can be changed; or `boxoban`
-    names a set of Boxoban's levels.
-    """
+    """The panel of a split, in a fixed order: of a `level`, whose size, boxes and pushes can be changed, or of a set of
+    Boxoban's levels."""
     if observation != "text":
         require_pillow()
         if not 4 <= tile <= 256:
@@ -105,19 +102,14 @@ def tasks(
 
 
 def _shape(level: str, width: int, height: int, num_boxes: int, min_pushes: int, max_pushes: int) -> Shape:
-    """A named shape with what is not 0 changed."""
+    """The shape of a level, with the values that are not 0 replaced."""
     known = LEVELS[level]
     pushes = known.pushes
     if min_pushes or max_pushes:
         low = min_pushes or min(min(pushes), max_pushes)
         pushes = tuple(range(low, (max_pushes or max(max(pushes), low)) + 1))
-    return replace(
-        known,
-        width=width or known.width,
-        height=height or width or known.height,
-        num_boxes=num_boxes or known.num_boxes,
-        pushes=pushes,
-    )
+    width, height = width or known.width, height or width or known.height
+    return Shape(width, height, num_boxes or known.num_boxes, pushes, known.floor)
 
 
 def _env(make_level: partial[Level], observation: str, grid: View, tile: int) -> SokobanEnv:

@@ -1,7 +1,6 @@
-"""Boxoban's levels (10 x 10, four boxes), read from the files that their authors publish; none of them is shipped.
+"""Boxoban's levels (10 x 10, four boxes), read from a copy of github.com/google-deepmind/boxoban-levels.
 
-Expects the folders of github.com/google-deepmind/boxoban-levels: unfiltered/{train,valid,test}, medium/{train,valid}
-and hard, each with text files of up to a thousand levels.
+Its folders are unfiltered/{train,valid,test}, medium/{train,valid} and hard, with text files of up to 1,000 levels.
 """
 
 from __future__ import annotations
@@ -10,12 +9,13 @@ import os
 import re
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from spear_rl.envs.sokoban.grid import content_hash, read_level
-from spear_rl.envs.sokoban.panel import content_split
+from spear_rl.envs.shared.generated_panels import content_split
 from spear_rl.envs.sokoban.rules import Level, is_solved
+from spear_rl.envs.sokoban.text import content_hash, read_level
 from spear_rl.errors import ConfigError
 
 SETS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -23,8 +23,10 @@ SETS: dict[str, dict[str, tuple[str, ...]]] = {
     "medium": {"medium/train": ("train",), "medium/valid": ("validation", "test")},
     "hard": {"hard": ("train", "validation", "test")},
 }
-"""For every set its folders and the splits their levels go to; where there are several, the content decides."""
+"""Set -> folder -> the splits its levels go to; where there are several, the content of a level decides."""
 
+_PRECEDENCE = ("test", "validation", "train")
+"""A level that is published in several splits belongs to the first of these."""
 _HEAD = re.compile(r"^;[^\n]*\n", re.MULTILINE)
 
 
@@ -35,33 +37,19 @@ class Entry(NamedTuple):
     """boxoban/unfiltered/test/000/017: the same on every machine."""
     path: str
     number: int
-    """Its place in the file."""
 
 
 def boxoban_entries(set_name: str, split: str, *, data: str = "", max_levels: int | None = None) -> list[Entry]:
-    """The levels of a split, by file and number. A level that the published sets have twice stays in one split only.
-
-    Args:
-        data: the folder, instead of $BOXOBAN_DATA.
-        max_levels: stop reading after so many.
-    """
+    """The first levels of a split, by file and number; a level that is published twice is in one split only."""
     base = data_folder(data)
-    # Test comes before validation, and validation before train: what is held out stays held out.
-    held_out: set[str] = set()
-    for other in ("test", "validation")[: {"test": 0, "validation": 1, "train": 2}[split]]:
-        held_out.update(text for _, _, text in _texts(base, set_name, other))
-    entries: list[Entry] = []
-    for path, number, text in _texts(base, set_name, split):
-        if max_levels is not None and len(entries) >= max_levels:
-            break
-        if text not in held_out:
-            name = path.relative_to(base).with_suffix("").as_posix()
-            entries.append(Entry(f"boxoban/{name}/{number:03d}", str(path), number))
-    return entries
+    preceding = _PRECEDENCE[: _PRECEDENCE.index(split)]
+    held_out = {text for other in preceding for _, text in _published(base, set_name, other)}
+    kept = (entry for entry, text in _published(base, set_name, split) if text not in held_out)
+    return list(islice(kept, max_levels))
 
 
 def data_folder(data: str = "") -> Path:
-    """Where the levels are; says what to do if there are none."""
+    """The folder of the levels."""
     given = data or os.environ.get("BOXOBAN_DATA", "")
     if not given:
         raise ConfigError(
@@ -76,7 +64,7 @@ def data_folder(data: str = "") -> Path:
 
 
 def boxoban_level(path: str, number: int) -> Level:
-    """The level at a place in a file."""
+    """The level at a position in a file."""
     try:
         level = read_level(_levels_in(path)[number])
     except (OSError, UnicodeDecodeError, IndexError, ValueError) as error:
@@ -86,8 +74,8 @@ def boxoban_level(path: str, number: int) -> Level:
     return level
 
 
-def _texts(base: Path, set_name: str, split: str) -> Iterator[tuple[Path, int, str]]:
-    """(file, number, text) of the levels that the files put into a split."""
+def _published(base: Path, set_name: str, split: str) -> Iterator[tuple[Entry, str]]:
+    """The levels of a split and their grids."""
     for folder, splits in SETS[set_name].items():
         if split not in splits:
             continue
@@ -95,9 +83,10 @@ def _texts(base: Path, set_name: str, split: str) -> Iterator[tuple[Path, int, s
         if not paths:
             raise ConfigError(f"Boxoban's levels: {base / folder} has no level files (*.txt)")
         for path in paths:
+            name = path.relative_to(base).with_suffix("").as_posix()
             for number, text in enumerate(_levels_in(str(path))):
                 if len(splits) == 1 or _content_split(text, splits) == split:
-                    yield path, number, text
+                    yield Entry(f"boxoban/{name}/{number:03d}", str(path), number), text
 
 
 def _content_split(text: str, splits: tuple[str, ...]) -> str:
@@ -107,7 +96,7 @@ def _content_split(text: str, splits: tuple[str, ...]) -> str:
 
 @lru_cache(maxsize=64)
 def _levels_in(path: str) -> tuple[str, ...]:
-    """The levels of a file, each a text without the line `; number` above it."""
+    """The grids in a file, without the line `; number` above each."""
     try:
         text = Path(path).read_text(encoding="utf-8").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,21 +1,21 @@
-"""Sokoban as an environment: the policy says a direction, the room comes back as text, as a picture, or as both."""
+"""Sokoban as an environment: a direction in, the room as text, as an image, or as both out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Literal
 
-from spear_rl.envs.household.action import said_command
-from spear_rl.envs.sokoban.grid import Drawing, spaced
+from spear_rl.envs.shared.answer_tags import parsed_answer
 from spear_rl.envs.sokoban.rules import DIRECTIONS, STEP_REWARD, Level, Outcome, Room, State, is_solved, moved, reward
-from spear_rl.envs.sokoban.views.words import described
+from spear_rl.envs.sokoban.text import Drawing, described, spaced
 from spear_rl.rollout.env import INADMISSIBLE, Observation, StepResult
 
 View = Literal["spaced", "compact", "words", "none"]
+"""A grid with spaces between its cells, so that a tokenizer keeps them apart, or without; a few words; no text."""
 Picture = Callable[[Room, State], bytes]
 """Draws a state of a room as a PNG file."""
 
-_TOLD = {
+_MESSAGES = {
     Outcome.WALKED: "You walk {direction}.",
     Outcome.PUSHED: "You push a box {direction}.",
     Outcome.WALL: "A wall is in the way: nothing moves.",
@@ -25,15 +25,9 @@ _NO_MOVE = "That is no move: nothing moves."
 
 
 class SokobanEnv:
-    """One episode of one level.
+    """One episode of one level, observed in a text view, with a picture where one is given.
 
-    Every turn is a step that costs its 0.1, also one that moves nothing or cannot be read: doing nothing must not be
-    cheaper than trying.
-
-    Args:
-        view: how the room is put into text: its cells with spaces between them, so that a tokenizer keeps them apart
-            (spaced), without (compact), in a few words (words), or not at all (none).
-        picture: draws the room; left out, observations have no image.
+    Every turn costs 0.1, also one that moves nothing or cannot be parsed, so that doing nothing is never cheaper.
     """
 
     __slots__ = ("_drawing", "_is_over", "_level", "_picture", "_state", "_view")
@@ -52,16 +46,16 @@ class SokobanEnv:
     def step(self, action: str) -> StepResult:
         if self._is_over:
             raise RuntimeError("no episode of sokoban is under way: make a new environment, or call reset() first")
-        said = said_command(action)
-        if said.command not in DIRECTIONS:
-            seen = self._observation(_NO_MOVE)
-            return StepResult(seen, reward=STEP_REWARD, invalid=said.invalid or INADMISSIBLE, success=False)
+        direction, invalid = parsed_answer(action)
+        if direction not in DIRECTIONS:
+            observation = self._observation(_NO_MOVE)
+            return StepResult(observation, reward=STEP_REWARD, invalid=invalid or INADMISSIBLE, success=False)
         room, before = self._level.room, self._state
-        self._state, outcome = moved(room, before, DIRECTIONS.index(said.command))
+        self._state, outcome = moved(room, before, DIRECTIONS.index(direction))
         self._is_over = solved = is_solved(room, self._state)
-        told = _TOLD[outcome].format(direction=said.command)
+        message = _MESSAGES[outcome].format(direction=direction)
         return StepResult(
-            self._observation(f"{told} Solved!" if solved else told),
+            self._observation(f"{message} Solved!" if solved else message),
             reward=reward(room, before, self._state),
             done=solved,
             used_tool=outcome in (Outcome.WALKED, Outcome.PUSHED),
@@ -71,16 +65,14 @@ class SokobanEnv:
     def close(self) -> None:
         self._is_over = True
 
-    def _observation(self, told: str) -> Observation:
+    def _observation(self, message: str) -> Observation:
         grid = text = self._drawing.text(self._state)
         if self._view == "spaced":
             text = spaced(grid)
         elif self._view == "words":
-            text, told = described(self._level.room, self._state), ""  # where things are says what has happened
+            text, message = described(self._level.room, self._state), ""  # the words show the result of a move
         elif self._view == "none":
             text = ""
-        text = "\n".join(part for part in (told, text) if part)
-        if self._picture is None:
-            return Observation(text, state_key=grid, choices=DIRECTIONS)
-        picture = self._picture(self._level.room, self._state)
-        return Observation(text, state_key=grid, choices=DIRECTIONS, images=(picture,))
+        text = "\n".join(part for part in (message, text) if part)
+        images = () if self._picture is None else (self._picture(self._level.room, self._state),)
+        return Observation(text, state_key=grid, choices=DIRECTIONS, images=images)

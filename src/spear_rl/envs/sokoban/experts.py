@@ -1,4 +1,4 @@
-"""Demonstrations: a level and a seed in, the moves of one episode out."""
+"""Experts that demonstrate: a level and a seed in, the moves of one episode out."""
 
 from __future__ import annotations
 
@@ -10,61 +10,46 @@ from spear_rl.envs.sokoban.solver import solution
 
 Expert = Callable[[Level, int], list[str]]
 
-QUICK_WEIGHT = 5.0
 
-
-def optimal_moves(level: Level, seed: int = 0) -> list[str]:
+def optimal_moves(level: Level, seed: int = 0, *, weight: float = 1.0) -> list[str]:
     """A solution with the fewest moves; the same for every seed."""
-    return _named(_solved(level))
+    found = solution(level, weight=weight)
+    if found is None:
+        raise ValueError("this level cannot be solved")
+    return [DIRECTIONS[direction] for direction in found]
 
 
 def quick_moves(level: Level, seed: int = 0) -> list[str]:
-    """A solution that is found a hundred times as fast and is at most five times as long; hardly ever much longer."""
-    return _named(_solved(level, weight=QUICK_WEIGHT))
+    """A solution found about a hundred times as fast, at most five times as long as the shortest and rarely so."""
+    return optimal_moves(level, weight=5.0)
 
 
-def hasty_moves(level: Level, seed: int = 0, *, errs: float = 0.1) -> list[str]:
-    """Knows the way, but one move in ten goes anywhere. Leaves when a box is where it cannot come back from.
-
-    Who imitates it has seen walls walked into, other mistakes, and how to go on after them.
-    """
-    dice, state = Dice("hasty", seed), level.start
+def hasty_moves(level: Level, seed: int = 0, *, error_rate: float = 0.1) -> list[str]:
+    """A solution in which one move in ten is random; it stops where a box can no longer be brought to a target."""
+    dice, (room, state) = Dice("hasty", seed), level
     moves: list[str] = []
-    plan = _solved(level)
-    while not is_solved(level.room, state):
-        if dice.chance(errs):
-            direction = dice.below(4)
-            plan = [] if direction != plan[0] else plan[1:]
-        else:
-            direction, plan = plan[0], plan[1:]
-        state, _ = moved(level.room, state, direction)
-        moves.append(DIRECTIONS[direction])
-        if not plan and not is_solved(level.room, state):
-            found = solution(Level(level.room, state))
+    plan = optimal_moves(level)
+    while not is_solved(room, state):
+        move = DIRECTIONS[dice.below(4)] if dice.chance(error_rate) else plan[0]
+        plan = plan[1:] if move == plan[0] else []
+        state, _ = moved(room, state, DIRECTIONS.index(move))
+        moves.append(move)
+        if not plan and not is_solved(room, state):
+            found = solution(Level(room, state))
             if found is None:
                 return moves
-            plan = found
+            plan = [DIRECTIONS[direction] for direction in found]
     return moves
 
 
 def clumsy_moves(level: Level, seed: int = 0) -> list[str]:
-    """The hasty one with three moves in ten that go anywhere: who imitates it has met most mistakes, and makes them."""
-    return hasty_moves(level, seed, errs=0.3)
+    """As hasty, with three random moves in ten."""
+    return hasty_moves(level, seed, error_rate=0.3)
 
 
-def _solved(level: Level, *, weight: float = 1.0) -> list[int]:
-    found = solution(level, weight=weight)
-    if found is None:
-        raise ValueError("this level cannot be solved")
-    return found
-
-
-def _named(directions: list[int]) -> list[str]:
-    return [DIRECTIONS[direction] for direction in directions]
-
-
-EXPERTS: dict[str, Expert] = {"optimal": optimal_moves, "quick": quick_moves}
-"""Those who always solve it."""
-
-DEMONSTRATORS: dict[str, Expert] = EXPERTS | {"hasty": hasty_moves, "clumsy": clumsy_moves}
-"""Whom a policy may learn from."""
+DEMONSTRATORS: dict[str, Expert] = {
+    "optimal": optimal_moves,
+    "quick": quick_moves,
+    "hasty": hasty_moves,
+    "clumsy": clumsy_moves,
+}

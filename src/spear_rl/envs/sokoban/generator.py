@@ -1,7 +1,4 @@
-"""Makes levels from a seed by playing backwards: boxes start on their targets and are pulled away from them.
-
-Whatever was pulled can be pushed back, so every level can be solved.
-"""
+"""Generates levels from seeds: boxes are pulled away from their targets, so pushing them back solves the level."""
 
 from __future__ import annotations
 
@@ -10,25 +7,25 @@ import time
 from dataclasses import astuple, dataclass
 
 from spear_rl.envs.shared.dice import Dice
-from spear_rl.envs.sokoban.rules import WALL, Level, Room, State
+from spear_rl.envs.sokoban.rules import OFFSETS, WALL, Level, Room, State
 from spear_rl.envs.sokoban.solver import pushes_needed
 from spear_rl.errors import OptionError
 
 MAX_ROOMS = 10_000
-"""Rooms tried for one level before its shape is given up as impossible."""
+"""Rooms tried for one level before its shape counts as impossible."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the levels of one kind have in common."""
+    """The size and difficulty of generated levels."""
 
     width: int
     height: int
     num_boxes: int
     pushes: tuple[int, ...]
-    """At least how many pushes a level takes; the levels take turns in these."""
+    """The lower bound of a level's pushes; consecutive seeds alternate between these."""
     floor: tuple[float, float] = (0.55, 0.9)
-    """The share of the inner cells that is floor, at least and at most."""
+    """The fraction of the inner cells that is floor, at least and at most."""
 
     def __post_init__(self) -> None:
         inner = (self.width - 2) * (self.height - 2)
@@ -49,7 +46,7 @@ LEVELS: dict[str, Shape] = {
 
 
 def generated_level(shape: Shape, seed: int, *, deadline: float = math.inf) -> Level:
-    """The level of a seed, unless it is found after `deadline`. Consecutive seeds take turns in the pushes needed."""
+    """The level of a seed; an error if it is not found before `deadline` (of time.monotonic)."""
     dice = Dice("sokoban", *astuple(shape), seed)
     wanted = shape.pushes[seed % len(shape.pushes)]
     for _ in range(MAX_ROOMS):
@@ -58,11 +55,11 @@ def generated_level(shape: Shape, seed: int, *, deadline: float = math.inf) -> L
                 f"width: levels of {shape.width} x {shape.height} with {shape.num_boxes} boxes and {wanted} pushes "
                 "take too long to find: take a smaller room, fewer boxes or lower max_pushes"
             )
-        walls = _carved_walls(dice, shape)
-        floor = [cell for cell in range(shape.width * shape.height) if cell not in walls]
-        *targets, player = dice.shuffled(floor)[: shape.num_boxes + 1]
+        floor = _carved_floor(dice, shape)
+        *targets, player = dice.shuffled(sorted(floor))[: shape.num_boxes + 1]
+        walls = frozenset(range(shape.width * shape.height)) - floor
         room = Room(shape.width, shape.height, walls, frozenset(targets))
-        start = _pulled_apart(dice, room, State(player, room.targets), wanted)
+        start = _after_pulls(dice, room, State(player, room.targets), wanted)
         if start is not None:
             return Level(room, start)
     raise OptionError(
@@ -71,42 +68,39 @@ def generated_level(shape: Shape, seed: int, *, deadline: float = math.inf) -> L
     )
 
 
-def _carved_walls(dice: Dice, shape: Shape) -> frozenset[int]:
-    """Solid rock in which a random walk has left floor, in one piece."""
+def _carved_floor(dice: Dice, shape: Shape) -> set[int]:
+    """The cells of a random walk inside the outer wall: a connected floor."""
     columns, rows = shape.width - 2, shape.height - 2
     low, high = (round(share * columns * rows) for share in shape.floor)
     wanted = dice.between(max(low, 2 * shape.num_boxes + 1), max(high, 2 * shape.num_boxes + 1))
     x, y = dice.below(columns), dice.below(rows)
     carved = {(x, y)}
     while len(carved) < wanted:
-        step_x, step_y = dice.choice(((0, -1), (0, 1), (-1, 0), (1, 0)))
+        step_x, step_y = dice.choice(OFFSETS)
         x, y = min(max(x + step_x, 0), columns - 1), min(max(y + step_y, 0), rows - 1)
         carved.add((x, y))
-    floor = {(y + 1) * shape.width + x + 1 for x, y in carved}
-    return frozenset(cell for cell in range(shape.width * shape.height) if cell not in floor)
+    return {(y + 1) * shape.width + x + 1 for x, y in carved}
 
 
-def _pulled_apart(dice: Dice, room: Room, end: State, wanted: int) -> State | None:
-    """Pull boxes at random until at least `wanted` pushes are needed; None if that takes too long."""
+def _after_pulls(dice: Dice, room: Room, end: State, wanted: int) -> State | None:
+    """The state after random pulls until `wanted` pushes are needed; None if that takes too long."""
     player, boxes = end
     seen = {boxes}
     for _ in range(10 * wanted):
-        reached = _reachable(room, player, boxes)
-        pulls = _pulls(room, reached, boxes)
-        # Going where the boxes have not been yet keeps the play from undoing itself.
-        fresh = [pull for pull in pulls if pull[1] not in seen]
+        pulls = _pulls(room, player, boxes)
         if not pulls:
             return None
-        player, boxes = dice.choice(fresh or pulls)
+        # Prefer new positions of the boxes, or pulls would undo each other.
+        player, boxes = dice.choice([pull for pull in pulls if pull[1] not in seen] or pulls)
         seen.add(boxes)
         if pushes_needed(room, boxes) == wanted:
             return State(dice.choice(sorted(_reachable(room, player, boxes))), boxes)
     return None
 
 
-def _pulls(room: Room, reached: frozenset[int], boxes: frozenset[int]) -> list[tuple[int, frozenset[int]]]:
-    """(player, boxes) after every pull that is possible from the cells the player reaches."""
-    found = []
+def _pulls(room: Room, player: int, boxes: frozenset[int]) -> list[tuple[int, frozenset[int]]]:
+    """(player, boxes) after every possible pull."""
+    reached, found = _reachable(room, player, boxes), []
     for box in sorted(boxes):
         for direction, stand in enumerate(room.beside[box]):
             if stand in reached:
@@ -116,12 +110,12 @@ def _pulls(room: Room, reached: frozenset[int], boxes: frozenset[int]) -> list[t
     return found
 
 
-def _reachable(room: Room, player: int, boxes: frozenset[int]) -> frozenset[int]:
+def _reachable(room: Room, player: int, boxes: frozenset[int]) -> set[int]:
     """The cells the player can walk to."""
-    reached, pile, beside = {player}, [player], room.beside
-    while pile:
-        for ahead in beside[pile.pop()]:
+    reached, stack, beside = {player}, [player], room.beside
+    while stack:
+        for ahead in beside[stack.pop()]:
             if ahead != WALL and ahead not in reached and ahead not in boxes:
                 reached.add(ahead)
-                pile.append(ahead)
-    return frozenset(reached)
+                stack.append(ahead)
+    return reached

@@ -1,21 +1,19 @@
-"""The rules of Sokoban: one player walks and pushes boxes, one at a time, until every box is on a target.
-
-Cells are numbered row by row. Knows no text, no pictures and no levels.
-"""
+"""The rules of Sokoban: the player pushes boxes onto targets. Cells are numbered row by row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple
 
 DIRECTIONS = ("up", "down", "left", "right")
+OFFSETS = ((0, -1), (0, 1), (-1, 0), (1, 0))
+"""Columns to the right and rows down, for every direction's number."""
 OPPOSITE = (1, 0, 3, 2)
-"""The number of the way back, for every direction's number."""
+"""For every direction's number, that of the opposite direction."""
 WALL = -1
-"""What lies beyond a floor cell that has a wall, or the edge of the room, beside it."""
+"""In place of a neighbouring cell: a wall, or the edge of the room."""
 
 STEP_REWARD, BOX_REWARD, SOLVED_REWARD = -0.1, 1.0, 10.0
 
@@ -28,19 +26,17 @@ class State(NamedTuple):
 
 
 class Outcome(StrEnum):
-    """What a move led to."""
+    """The result of a move; nothing moves at a wall, or at a box that cannot be pushed (stuck)."""
 
     WALKED = "walked"
     PUSHED = "pushed"
     WALL = "wall"
-    """Nothing moved: a wall is in the way."""
     STUCK = "stuck"
-    """Nothing moved: a box is in the way that cannot be pushed."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """What no move can change. Beyond its edge all is wall."""
+    """What no move can change. Beyond the edge all is wall."""
 
     width: int
     height: int
@@ -48,29 +44,23 @@ class Room:
     targets: frozenset[int]
 
     @cached_property
-    def floor(self) -> tuple[int, ...]:
-        """All cells without a wall, in order."""
-        return tuple(cell for cell in range(self.width * self.height) if cell not in self.walls)
-
-    @cached_property
     def beside(self) -> tuple[tuple[int, int, int, int], ...]:
-        """For every cell the ones above, below, left and right of it; WALL where there is no floor."""
+        """For every cell its neighbours up, down, left and right; WALL where there is no floor."""
+        width, cells = self.width, range(self.width * self.height)
+        floor = frozenset(cells) - self.walls
         return tuple(
             (
-                self._floor_at(cell - self.width, cell >= self.width),
-                self._floor_at(cell + self.width, cell < self.width * (self.height - 1)),
-                self._floor_at(cell - 1, cell % self.width > 0),
-                self._floor_at(cell + 1, cell % self.width < self.width - 1),
+                cell - width if cell - width in floor else WALL,
+                cell + width if cell + width in floor else WALL,
+                cell - 1 if cell % width and cell - 1 in floor else WALL,
+                cell + 1 if (cell + 1) % width and cell + 1 in floor else WALL,
             )
-            for cell in range(self.width * self.height)
+            for cell in cells
         )
-
-    def _floor_at(self, cell: int, is_inside: bool) -> int:
-        return cell if is_inside and cell not in self.walls else WALL
 
 
 class Level(NamedTuple):
-    """A room and how a game in it starts."""
+    """A room and its first state."""
 
     room: Room
     start: State
@@ -90,18 +80,11 @@ def moved(room: Room, state: State, direction: int) -> tuple[State, Outcome]:
     return State(ahead, boxes - {ahead} | {behind}), Outcome.PUSHED
 
 
-def played(room: Room, state: State, directions: Iterable[int]) -> State:
-    """The state after some moves."""
-    for direction in directions:
-        state, _ = moved(room, state, direction)
-    return state
-
-
 def is_solved(room: Room, state: State) -> bool:
     return state.boxes <= room.targets
 
 
 def reward(room: Room, before: State, now: State) -> float:
-    """Of a move: a little is lost with each, a box that comes to a target pays, one that leaves it costs."""
+    """The reward of a move: a cost per step, plus or minus 1 per box that reaches or leaves a target, 10 at the end."""
     gained = len(now.boxes & room.targets) - len(before.boxes & room.targets)
     return STEP_REWARD + BOX_REWARD * gained + SOLVED_REWARD * is_solved(room, now)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from spear_rl.envs.household.action import said_command
+from spear_rl.envs.shared.answer_tags import parsed_answer
 from spear_rl.envs.webshop.data.product import Goal, Product, Purchase
 from spear_rl.envs.webshop.data.shop import Shop
 from spear_rl.envs.webshop.data.words import lowered
@@ -37,7 +37,7 @@ def parsed_action(text: str) -> Action:
     """
     found = _ACTION.fullmatch(lowered(text))
     if found is None:
-        command, invalid = said_command(text)
+        command, invalid = parsed_answer(text)
         if invalid:
             return Action("", "", invalid)
         found = _ACTION.fullmatch(command)

@@ -1,32 +1,26 @@
-"""The expert that knows where everything is: the shortest way to run an errand from the start of a game."""
+"""The expert that knows where everything is: the shortest way to win a game."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import permutations
-from typing import NamedTuple
+from typing import TypeAlias
 
-from spear_rl.envs.household.generation.rooms import TREATMENTS
-from spear_rl.envs.household.generation.sentences import TREATMENT, Errand, stated_errand
+from spear_rl.envs.household.families import TaskSpec, parsed_task, type_of
 from spear_rl.envs.household.rules.game import Game
 from spear_rl.envs.household.rules.world import World
 
-
-class _Act(NamedTuple):
-    """One thing to do at one receptacle; walking there and opening it are left to be filled in."""
-
-    command: str
-    receptacle: int
-    needs_open: bool
+Act: TypeAlias = tuple[str, int]
+"""A command and the receptacle it happens at; the commands that walk there and open it are added later."""
 
 
-def shortest_commands(game: Game) -> list[str]:
-    """The fewest commands that win the game."""
+def optimal_commands(game: Game, seed: int = 0) -> list[str]:
+    """The fewest commands that win the game; the same for every seed."""
     if World(game).won:
         return []
-    plans = sorted((_spelled_out(game, acts) for acts in _plans(game, stated_errand(game.task))), key=len)
+    plans = sorted((_commands(game, acts) for acts in _plans(game, parsed_task(game.task))), key=len)
     for commands in plans:
-        # What looks like the wanted kind may not count as one: some of ALFWorld's objects have a name but no type.
+        # An object may have the wanted name and still not count: some of ALFWorld's objects have no type.
         world = World(game)
         for command in commands:
             world.act(command)
@@ -35,16 +29,15 @@ def shortest_commands(game: Game) -> list[str]:
     raise ValueError(f"this game cannot be won: {game.task}")
 
 
-def _plans(game: Game, errand: Errand) -> Iterator[list[_Act]]:
-    targets = [(o, r) for o, r in _located(game, errand.thing) if o in game.pickupable]
-    places = [r for r, name in enumerate(game.receptacle_names) if _is(name, errand.place)]
-    treatment = TREATMENT.get(errand.family)
-    if errand.family == "look_at_obj_in_light":
-        lamps = [(o, r) for o, r in _located(game, errand.place) if o in game.toggleable]
+def _plans(game: Game, task: TaskSpec) -> Iterator[list[Act]]:
+    targets = [(o, r) for o, r in _located(game, task.thing) if o in game.pickupable]
+    places = [r for r, name in enumerate(game.receptacle_names) if type_of(name) == task.place]
+    if task.family == "look_at_obj_in_light":
+        lamps = [(o, r) for o, r in _located(game, task.place) if o in game.toggleable]
         for o, r in targets:
             for lamp, stand in lamps:
-                yield [_take(game, o, r), _Act(f"use {game.object_names[lamp]}", stand, False)]
-    elif errand.family == "pick_two_obj_and_place":
+                yield [_take(game, o, r), (f"use {game.object_names[lamp]}", stand)]
+    elif task.family == "pick_two_obj_and_place":
         for place in places:
             missing = 2 - sum(r == place for _, r in targets)
             outside = [(o, r) for o, r in targets if r != place]
@@ -52,30 +45,33 @@ def _plans(game: Game, errand: Errand) -> Iterator[list[_Act]]:
                 yield [act for o, r in order for act in (_take(game, o, r), _move(game, o, place))]
     else:
         for o, r in targets:
-            treatments: list[list[_Act]] = [[]]
-            if treatment and o not in game.start_flags[TREATMENTS[treatment].gains]:
-                name = game.object_names[o]
-                appliances = sorted(game.appliances[treatment])
-                treatments = [
-                    [_Act(f"{treatment} {name} with {game.receptacle_names[a]}", a, False)] for a in appliances
-                ]
             num_homes = sum(o in inside for inside in game.start_contents)
-            for middle in treatments:
+            for treated in _treatments(game, task, o):
                 if num_homes > 1:
                     # In ALFWorld's rooms an object may be in two receptacles and stay in one when taken from the other.
-                    yield [_take(game, o, r), *middle]
+                    yield [_take(game, o, r), *treated]
                 for place in places:
-                    yield [_take(game, o, r), *middle, _move(game, o, place)]
+                    yield [_take(game, o, r), *treated, _move(game, o, place)]
 
 
-def _spelled_out(game: Game, acts: list[_Act]) -> list[str]:
+def _treatments(game: Game, task: TaskSpec, o: int) -> list[list[Act]]:
+    treatment = task.treatment
+    if treatment is None or o in game.start_flags[treatment.gains]:
+        return [[]]
+    doing = f"{treatment.verb} {game.object_names[o]} with"
+    appliances = sorted(game.appliances[treatment.verb])
+    return [[(f"{doing} {game.receptacle_names[a]}", a)] for a in appliances]
+
+
+def _commands(game: Game, acts: list[Act]) -> list[str]:
     here, opened = game.start, set(game.start_opened)
     commands = []
-    for command, receptacle, needs_open in acts:
+    for command, receptacle in acts:
         name = game.receptacle_names[receptacle]
         if game.location_of[receptacle] != here:
             here = game.location_of[receptacle]
             commands.append(f"go to {name}")
+        needs_open = command.startswith(("take ", "move "))
         if needs_open and receptacle in game.openable and receptacle not in opened:
             opened.add(receptacle)
             commands.append(f"open {name}")
@@ -84,17 +80,15 @@ def _spelled_out(game: Game, acts: list[_Act]) -> list[str]:
 
 
 def _located(game: Game, kind: str) -> list[tuple[int, int]]:
-    """(object, receptacle) for every object of a kind."""
-    return [(o, r) for r, inside in enumerate(game.start_contents) for o in inside if _is(game.object_names[o], kind)]
+    """(object, receptacle) for every object of a type."""
+    return [
+        (o, r) for r, inside in enumerate(game.start_contents) for o in inside if type_of(game.object_names[o]) == kind
+    ]
 
 
-def _take(game: Game, o: int, r: int) -> _Act:
-    return _Act(f"take {game.object_names[o]} from {game.receptacle_names[r]}", r, True)
+def _take(game: Game, o: int, r: int) -> Act:
+    return f"take {game.object_names[o]} from {game.receptacle_names[r]}", r
 
 
-def _move(game: Game, o: int, r: int) -> _Act:
-    return _Act(f"move {game.object_names[o]} to {game.receptacle_names[r]}", r, True)
-
-
-def _is(name: str, kind: str) -> bool:
-    return name.rsplit(" ", 1)[0] == kind
+def _move(game: Game, o: int, r: int) -> Act:
+    return f"move {game.object_names[o]} to {game.receptacle_names[r]}", r

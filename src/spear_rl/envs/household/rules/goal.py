@@ -1,138 +1,114 @@
-"""Grounds a goal: a PDDL formula about types becomes one about a game's numbers, its unchanging parts decided."""
+"""The goal of a game: grounded from PDDL to the numbers of its entities, then compiled to a function of the world."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from spear_rl.envs.household.rules.problem import Fact, Formula, Problem, typed_names
+from spear_rl.envs.household.rules.pddl import Fact, Formula, Problem, typed_names
+
+if TYPE_CHECKING:
+    from spear_rl.envs.household.rules.world import World
 
 Ground: TypeAlias = "bool | Sequence[Any]"
-"""A formula over numbers, in what JSON can hold: ("any", ("inside", 3, 0, 1), ("not", ("flag", "ishot", 3)))."""
-Bound: TypeAlias = Mapping[str, str]
+"""A JSON-compatible formula over numbers: ("any", ("inside", 3, 0, 1), ("not", ("flag", "ishot", 3)))."""
+Numbers: TypeAlias = Mapping[str, Mapping[str, int]]
+"""For objects, receptacles and locations, the number of each identifier."""
+Bindings: TypeAlias = Mapping[str, str]
+GoalTest: TypeAlias = "Callable[[World], bool]"
+
+FLAGS = ("isclean", "ishot", "iscool", "issliced", "istoggled", "ison")
 
 _CONNECTIVES = frozenset({"and", "or", "not", "imply", "exists", "forall", "="})
-_FLAGS = frozenset({"isclean", "ishot", "iscool", "issliced", "istoggled", "ison"})
-_MOVING = frozenset({"atlocation", "objectatlocation", "opened", "inreceptacle", "holds", "holdsany"})
-_UNTRACKED = frozenset({"checked"})
-
-
-class Numbers(NamedTuple):
-    """Which number each identifier has in a game's tables."""
-
-    objects: Mapping[str, int]
-    receptacles: Mapping[str, int]
-    locations: Mapping[str, int]
+# Predicates that commands change -> the grounded test, and where its numbers come from: (kind, argument position).
+_FLUENTS: dict[str, tuple[tuple[str, ...], tuple[tuple[str, int], ...]]] = {
+    **{flag: (("flag", flag), (("objects", 0),)) for flag in FLAGS},
+    "opened": (("opened",), (("receptacles", 0),)),
+    "atlocation": (("here",), (("locations", -1),)),
+    "holds": (("held",), (("objects", -1),)),
+    "holdsany": (("busy",), ()),
+    "inreceptacle": (("inside",), (("objects", 0), ("receptacles", -1))),
+    "objectatlocation": (("lying",), (("objects", 0), ("locations", -1))),
+}
 
 
 def grounded_goal(problem: Problem, numbers: Numbers) -> Ground:
-    """The goal about this game's numbers; a plain truth value where no move can change it."""
-    return _Grounder(problem, numbers).simplified(problem.goal, {})
+    """The goal over a game's numbers; a truth value where no command can change it."""
+    return _Grounder(problem, numbers).grounded(problem.goal, {})
 
 
-def mentioned_predicates(formula: Formula) -> frozenset[str]:
-    """The predicates a formula looks at."""
+def mentions(formula: Formula, predicate: str) -> bool:
+    """Whether a formula contains a predicate."""
     if isinstance(formula, str) or not formula:
-        return frozenset()
-    head, *rest = formula
-    below = frozenset[str]().union(*(mentioned_predicates(part) for part in rest))
-    return below if not isinstance(head, str) or head in _CONNECTIVES else below | {head}
+        return False
+    return formula[0] == predicate or any(mentions(part, predicate) for part in formula[1:])
 
 
 class _Grounder:
     def __init__(self, problem: Problem, numbers: Numbers) -> None:
-        self.entities = problem.entities
+        self.entities: defaultdict[str, list[str]] = defaultdict(list)
+        for entity, kind in problem.entities.items():
+            self.entities[kind].append(entity)
+        # In PDDL every type is an object.
+        self.entities["object"] = list(problem.entities)
         self.facts = frozenset(problem.facts)
         self.numbers = numbers
-        self.kinds: dict[str, list[str]] = {}
 
-    def simplified(self, formula: Formula, bound: Bound) -> Ground:
-        """The formula with its quantifiers spelled out and its unchanging parts decided."""
+    def grounded(self, formula: Formula, bound: Bindings) -> Ground:
+        """The formula with its quantifiers expanded and its static parts evaluated."""
         if isinstance(formula, str):
             raise ValueError(f"a goal is made of (predicate ...) lists, found {formula!r}")
         if not formula:
             return True
         head = formula[0]
-        if head == "and":
-            return _all([self.simplified(part, bound) for part in formula[1:]])
-        if head == "or":
-            return _any([self.simplified(part, bound) for part in formula[1:]])
+        if head in ("and", "or"):
+            return _joined([self.grounded(part, bound) for part in formula[1:]], is_all=head == "and")
         if head == "not":
-            return _negation(self.simplified(formula[1], bound))
+            return _negation(self.grounded(formula[1], bound))
         if head == "imply":
-            return _any([_negation(self.simplified(formula[1], bound)), self.simplified(formula[2], bound)])
-        if head == "exists":
-            return _any([self.simplified(formula[2], inner) for inner in self._bindings(formula, bound)])
-        if head == "forall":
-            return _all([self.simplified(formula[2], inner) for inner in self._bindings(formula, bound)])
+            parts = [_negation(self.grounded(formula[1], bound)), self.grounded(formula[2], bound)]
+            return _joined(parts, is_all=False)
+        if head in ("exists", "forall"):
+            parts = [self.grounded(formula[2], inner) for inner in self._bindings(formula, bound)]
+            return _joined(parts, is_all=head == "forall")
         atom = tuple(bound.get(str(word), str(word)) for word in formula)
         return atom[1] == atom[2] if head == "=" else self._atom(atom)
 
-    def _bindings(self, formula: tuple[Formula, ...], bound: Bound) -> Iterator[Bound]:
+    def _bindings(self, formula: tuple[Formula, ...], bound: Bindings) -> list[Bindings]:
+        """`bound` with every assignment of entities to the variables that a quantifier declares."""
         variables = typed_names(formula[1])
-        # A name declared anew means something else from here on.
-        free = {name: entity for name, entity in bound.items() if name not in variables}
-        return self._extended(list(variables.items()), formula, free)
+        # A variable declared again shadows the outer one.
+        found: list[Bindings] = [{name: entity for name, entity in bound.items() if name not in variables}]
+        for variable, kind in variables.items():
+            found = [
+                {**inner, variable: entity}
+                for inner in found
+                for entity in self._candidates(variable, kind, formula, inner)
+            ]
+        return found
 
-    def _extended(
-        self, variables: list[tuple[str, str]], formula: tuple[Formula, ...], bound: Bound
-    ) -> Iterator[Bound]:
-        if not variables:
-            yield bound
-            return
-        (variable, kind), *rest = variables
-        entities = self._of_kind(kind)
-        if formula[0] == "exists":
-            entities = self._promising(variable, entities, formula[2], bound)
-        for entity in entities:
-            yield from self._extended(rest, formula, {**bound, variable: entity})
-
-    def _of_kind(self, kind: str) -> list[str]:
-        if kind not in self.kinds:
-            # In PDDL every type is an object.
-            self.kinds[kind] = [entity for entity, own in self.entities.items() if kind in (own, "object")]
-        return self.kinds[kind]
-
-    def _promising(self, variable: str, entities: list[str], body: Formula, bound: Bound) -> list[str]:
-        """The entities for which no unchanging condition on what is bound fails; saves most of the grounding."""
-        for atom in _conjuncts(body):
+    def _candidates(self, variable: str, kind: str, formula: tuple[Formula, ...], bound: Bindings) -> list[str]:
+        """The entities of a type; for `exists`, only those that meet the static conditions known so far."""
+        entities = self.entities.get(kind, [])
+        for atom in _conjuncts(formula[2]) if formula[0] == "exists" else ():
             words = [bound.get(str(word), str(word)) for word in atom]
-            fixed = words[0] not in _CONNECTIVES | _FLAGS | _MOVING
-            if fixed and variable in words and all(w == variable or not w.startswith("?") for w in words[1:]):
+            is_static = words[0] not in _CONNECTIVES and words[0] not in _FLUENTS
+            if is_static and variable in words and all(w == variable or not w.startswith("?") for w in words[1:]):
                 entities = [e for e in entities if tuple(e if w == variable else w for w in words) in self.facts]
         return entities
 
     def _atom(self, atom: Fact) -> Ground:
         predicate, *arguments = atom
-        if predicate in _UNTRACKED:
+        if predicate == "checked":
             raise ValueError(f"a goal cannot ask for ({predicate} ...): the household does not keep track of it")
-        if predicate in _FLAGS:
-            entity = self.numbers.objects.get(arguments[0])
-            return False if entity is None else ("flag", predicate, entity)
-        if predicate in _MOVING:
-            return self._moving(predicate, arguments)
-        return atom in self.facts
-
-    def _moving(self, predicate: str, arguments: list[str]) -> Ground:
-        objects, receptacles, locations = self.numbers
-        if predicate == "holdsany":
-            return ("busy",)
-        first, last = arguments[0], arguments[-1]
-        if predicate == "opened":
-            receptacle = receptacles.get(first)
-            return False if receptacle is None else ("opened", receptacle)
-        if predicate == "atlocation":
-            place = locations.get(last)
-            return False if place is None else ("here", place)
-        if predicate == "holds":
-            entity = objects.get(last)
-            return False if entity is None else ("held", entity)
-        entity, rooms = objects.get(first), receptacles if predicate == "inreceptacle" else locations
-        where = rooms.get(last)
-        if entity is None or where is None:
-            return False
-        return ("inside" if predicate == "inreceptacle" else "lying", entity, where)
+        if predicate not in _FLUENTS:
+            return atom in self.facts
+        test, operands = _FLUENTS[predicate]
+        numbers = [self.numbers[kind].get(arguments[position]) for kind, position in operands]
+        return False if None in numbers else (*test, *numbers)
 
 
 def _conjuncts(formula: Formula) -> Iterator[tuple[Formula, ...]]:
@@ -152,27 +128,20 @@ def _negation(part: Ground) -> Ground:
     return not part if isinstance(part, bool) else ("not", part)
 
 
-def _all(parts: list[Ground]) -> Ground:
-    if any(part is False for part in parts):
-        return False
-    open_parts = [part for part in parts if not isinstance(part, bool)]
-    if len(open_parts) < 2:
-        return open_parts[0] if open_parts else True
-    return ("all", *open_parts)
-
-
-def _any(parts: list[Ground]) -> Ground:
-    if any(part is True for part in parts):
-        return True
-    open_parts = [part for part in parts if not isinstance(part, bool)]
-    open_parts = _merged(open_parts)
-    if len(open_parts) < 2:
-        return open_parts[0] if open_parts else False
-    return ("any", *open_parts)
+def _joined(parts: list[Ground], *, is_all: bool) -> Ground:
+    """The conjunction or disjunction of the parts, without those that are decided."""
+    if any(part is (not is_all) for part in parts):
+        return not is_all
+    undecided = [part for part in parts if not isinstance(part, bool)]
+    if not is_all:
+        undecided = _merged(undecided)
+    if len(undecided) < 2:
+        return undecided[0] if undecided else is_all
+    return ("all" if is_all else "any", *undecided)
 
 
 def _merged(parts: list[Sequence[Any]]) -> list[Sequence[Any]]:
-    """Parts that only differ in the receptacle an object is in, as one: twenty cabinets make no long goal."""
+    """Merge the parts that differ only in the receptacle of an object: the goal stays short with twenty cabinets."""
     receptacles: dict[Any, list[int]] = {}
     for part in chain.from_iterable(part[1:] if part[0] == "any" else (part,) for part in parts):
         *others, last = part[1:] if part[0] == "all" else (part,)
@@ -184,3 +153,56 @@ def _merged(parts: list[Sequence[Any]]) -> list[Sequence[Any]]:
         ending = (*last, *sorted(set(where))) if last[0] == "inside" else last
         merged.append(("all", *others, ending) if others else ending)
     return merged
+
+
+def goal_test(ground: Ground) -> GoalTest:
+    """The grounded goal as a function of the world: nested closures, the fastest form in pure Python."""
+    if isinstance(ground, bool):
+        return lambda world: ground
+    kind, *operands = ground
+    return _TESTS[kind](*operands)
+
+
+# In the tests below `any` and `all` over a generator would double the time of a step.
+
+
+def _joined_test(is_all: bool, *parts: Ground) -> GoalTest:
+    tests = tuple(map(goal_test, parts))
+
+    def holds(world: World) -> bool:
+        for test in tests:
+            if test(world) is not is_all:
+                return not is_all
+        return is_all
+
+    return holds
+
+
+def _not(part: Ground) -> GoalTest:
+    test = goal_test(part)
+    return lambda world: not test(world)
+
+
+def _inside(o: int, *receptacles: int) -> GoalTest:
+    def holds(world: World) -> bool:
+        contents = world.contents
+        for receptacle in receptacles:  # noqa: SIM110
+            if o in contents[receptacle]:
+                return True
+        return False
+
+    return holds
+
+
+_TESTS: dict[str, Callable[..., GoalTest]] = {
+    "all": partial(_joined_test, True),
+    "any": partial(_joined_test, False),
+    "not": _not,
+    "inside": _inside,
+    "flag": lambda flag, o: lambda world: o in world.flags[flag],
+    "busy": lambda: lambda world: world.held >= 0,
+    "opened": lambda receptacle: lambda world: receptacle in world.opened,
+    "here": lambda location: lambda world: world.here == location,
+    "held": lambda o: lambda world: world.held == o,
+    "lying": lambda o, location: lambda world: o in world.lying[location],
+}

@@ -1,20 +1,44 @@
-"""Reads and writes the PDDL problems that ALFWorld keeps its games in; only the subset of PDDL those files use."""
+"""Reads the PDDL problems that ALFWorld stores its games in; only the subset of PDDL those files use."""
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
 
-from spear_rl.envs.household.rules.problem import Fact, Formula, Problem, lisp, typed_names
+Fact: TypeAlias = tuple[str, ...]
+"""A predicate and its arguments, in lower case: ("inreceptacle", "mug_bar_1", "desk_bar_1")."""
 
+Formula: TypeAlias = "str | tuple[Formula, ...]"
+"""A PDDL expression as nested tuples of lower-case words."""
+
+TASK = "Your task is to: "
 _TOKEN = re.compile(r"[()]|[^\s()]+")
 _COMMENT = re.compile(r";[^\n]*")
-TASK = "Your task is to: "
 
-_DECLARED_ORDER = ("agent", "location", "receptacle", "object", "rtype", "otype")
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A game before its first move: what exists, what holds at the start, and the goal."""
+
+    entities: Mapping[str, str]
+    """Every declared name and its type: agent, location, receptacle, object, rtype or otype."""
+    facts: tuple[Fact, ...]
+    goal: Formula
+    task: str
+    """The task as a sentence: all that the player is told about the goal."""
+
+    def content_hash(self) -> str:
+        """Equal for two games that differ only in the wording of the task or the order of their facts."""
+        lines = sorted(" ".join(fact) for fact in set(self.facts))
+        lines.append(lisp(self.goal))
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def read_problem(text: str, task: str = "") -> Problem:
-    """The game a PDDL problem describes; `task` is the sentence the player is told."""
+    """The game in a PDDL text; `task` is the sentence that the player is told."""
     sections: dict[str, tuple[Formula, ...]] = {}
     for section in read_formula(text)[1:]:
         if isinstance(section, tuple) and section and isinstance(section[0], str):
@@ -23,41 +47,13 @@ def read_problem(text: str, task: str = "") -> Problem:
         declared, init, goal = sections[":objects"], sections[":init"], sections[":goal"][0]
     except (KeyError, IndexError):
         raise ValueError("a PDDL problem needs the sections :objects, :init and :goal") from None
-    facts = tuple(dict.fromkeys(fact for entry in init if (fact := _fact(entry))))
-    return Problem(entities=typed_names(declared), facts=facts, goal=goal, task=task)
-
-
-def task_sentence(grammar: str) -> str:
-    """The task sentence that a game's grammar prints, or an empty one if it has none."""
-    for line in grammar.split("\n"):
-        sentence, is_closed, _ = line.partition(TASK)[2].partition('"')
-        if is_closed:
-            return sentence
-    return ""
-
-
-def write_problem(problem: Problem, name: str = "household") -> str:
-    """The game as PDDL text that the stock engine can play."""
-    declared = [
-        f"  {entity} - {kind}"
-        for wanted in _DECLARED_ORDER
-        for entity, kind in problem.entities.items()
-        if kind == wanted
-    ]
-    facts = [f"  ({' '.join(fact)})" for fact in problem.facts]
-    parts = [f"(define (problem {name})", "(:domain alfred)", "(:objects", *declared, ")", "(:init", *facts, ")"]
-    return "\n".join([*parts, f"(:goal {lisp(problem.goal)})", ")", ""])
-
-
-def _fact(entry: Formula) -> Fact | None:
     # Numeric facts such as (= (total-cost) 0) only matter to a planner.
-    if isinstance(entry, str) or entry[0] == "=":
-        return None
-    return tuple(str(word) for word in entry)
+    facts = [tuple(map(str, entry)) for entry in init if isinstance(entry, tuple) and entry[0] != "="]
+    return Problem(entities=typed_names(declared), facts=tuple(dict.fromkeys(facts)), goal=goal, task=task)
 
 
 def read_formula(text: str) -> tuple[Formula, ...]:
-    """One parenthesised PDDL expression as nested tuples of lower-case words."""
+    """One parenthesised PDDL expression."""
     stack: list[list[Formula]] = [[]]
     for token in _TOKEN.findall(_COMMENT.sub("", text).lower()):
         if token == "(":
@@ -72,3 +68,31 @@ def read_formula(text: str) -> tuple[Formula, ...]:
     if len(stack) != 1 or len(stack[0]) != 1 or not isinstance(stack[0][0], tuple):
         raise ValueError("a PDDL problem must be one (parenthesised) expression")
     return stack[0][0]
+
+
+def task_sentence(grammar: str) -> str:
+    """The task sentence in a game's grammar; empty if it has none."""
+    for line in grammar.split("\n"):
+        sentence, is_closed, _ = line.partition(TASK)[2].partition('"')
+        if is_closed:
+            return sentence
+    return ""
+
+
+def lisp(formula: Formula) -> str:
+    """The formula as PDDL text."""
+    return formula if isinstance(formula, str) else f"({' '.join(map(lisp, formula))})"
+
+
+def typed_names(words: Iterable[Formula]) -> dict[str, str]:
+    """`a b - t c - u` as {a: t, b: t, c: u}; a name without a type is an object."""
+    typed: dict[str, str] = {}
+    untyped: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word == "-":
+            typed |= dict.fromkeys(untyped, str(next(rest, "object")))
+            untyped = []
+        else:
+            untyped.append(str(word))
+    return typed | dict.fromkeys(untyped, "object")

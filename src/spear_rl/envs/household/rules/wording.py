@@ -1,4 +1,4 @@
-"""What the game says about a state of the world, in ALFWorld's words. Changes nothing."""
+"""The game's descriptions of a state, in ALFWorld's words."""
 
 from __future__ import annotations
 
@@ -28,22 +28,18 @@ Available commands:
 
 
 def intro(world: World) -> str:
-    """What the player reads first: the room and the task."""
+    """The first observation: the room and the task."""
     game = world.game
-    if game.receptacles_at[world.here]:
-        room = surroundings(world)
-    else:
-        furniture = [f"a {name}" for number, name in enumerate(game.receptacle_names) if number in game.location_of]
-        room = f"You are in the middle of a room. Looking quickly around you, you see {listed(furniture)}."
-    return f"{room}\n\nYour task is to: {game.task}"
+    furniture = [f"a {game.receptacle_names[r]}" for r in sorted(game.location_of)]
+    return f"{surroundings(world, furniture)}\n\nYour task is to: {game.task}"
 
 
-def surroundings(world: World) -> str:
-    """The answer to `look`."""
+def surroundings(world: World, furniture: Sequence[str] = ()) -> str:
+    """The answer to `look`; away from all receptacles only the intro lists the furniture."""
     game = world.game
     here = game.receptacles_at[world.here]
     if not here:
-        return "You are in the middle of a room. Looking quickly around you, you see nothing."
+        return f"You are in the middle of a room. Looking quickly around you, you see {listed(furniture)}."
     facing = listed([game.receptacle_names[r] for r in here])
     # An object is listed once for each receptacle here that it was taken from, even if it is in another one now.
     beside = [f"a {game.object_names[o]}" for o in world.lying[world.here] for r in here if (o, r) in world.taken]
@@ -58,7 +54,6 @@ def carried(world: World) -> str:
 
 
 def receptacle_state(world: World, receptacle: int) -> str:
-    """What can be seen of a receptacle."""
     game = world.game
     name = game.receptacle_names[receptacle]
     is_openable = receptacle in game.openable
@@ -69,7 +64,6 @@ def receptacle_state(world: World, receptacle: int) -> str:
 
 
 def object_state(world: World, name: str) -> str:
-    """What can be seen of an object."""
     game, flags = world.game, world.flags
     o = game.object_numbers[name]
     if o in game.is_container:
@@ -90,8 +84,8 @@ def object_state(world: World, name: str) -> str:
     return f"There's nothing special about {name}."
 
 
-def listed(things: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     """a, b, and c; or nothing."""
-    if len(things) < 2:
-        return things[0] if things else "nothing"
-    return f"{', '.join(things[:-1])}, and {things[-1]}"
+    if len(names) < 2:
+        return names[0] if names else "nothing"
+    return f"{', '.join(names[:-1])}, and {names[-1]}"

@@ -1,7 +1,4 @@
-"""States as pictures for vision-language models: plain shapes, a tile a cell, the same bytes every time.
-
-Needs Pillow, which is asked for only when a picture is drawn.
-"""
+"""States as images for vision-language models, one tile per cell. Pillow is imported only when an image is drawn."""
 
 from __future__ import annotations
 
@@ -22,10 +19,10 @@ def require_pillow() -> None:
         raise MissingExtraError("task.options.observation: pictures need Pillow: pip install 'spear-rl[vision]'")
 
 
-@lru_cache(maxsize=4096)  # siblings meet in the same states, and what is kept of them then shares one picture
+@lru_cache(maxsize=4096)  # siblings visit the same states, and their trajectories then share one image
 def png(room: Room, state: State, *, tile: int = 28) -> bytes:
-    """The state as a PNG file with `tile` pixels a cell."""
-    picture = _bare_room(room, tile).copy()
+    """The state as a PNG file with `tile` pixels per cell."""
+    picture = _empty_room(room, tile).copy()
     for box in sorted(state.boxes):
         _paste(picture, room, box, _tile("home" if box in room.targets else "box", tile))
     player = "player_on_target" if state.player in room.targets else "player"
@@ -36,7 +33,7 @@ def png(room: Room, state: State, *, tile: int = 28) -> bytes:
 
 
 @lru_cache(maxsize=64)
-def _bare_room(room: Room, tile: int) -> Any:
+def _empty_room(room: Room, tile: int) -> Any:
     from PIL import Image
 
     picture = Image.new("RGB", (room.width * tile, room.height * tile))
@@ -58,7 +55,7 @@ def _tile(kind: str, size: int) -> Any:
     draw = ImageDraw.Draw(tile)
 
     def box(left: float, top: float, right: float, bottom: float) -> list[int]:
-        """Corners in shares of the tile."""
+        """Corners in fractions of the tile."""
         return [int(left * size), int(top * size), int(right * size) - 1, int(bottom * size) - 1]
 
     if kind == "wall":

@@ -1,4 +1,4 @@
-"""What command a policy's free text means."""
+"""Parses the command out of a policy's answer: `<action>...</action>`, or one short line without tags."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import NamedTuple
 from spear_rl.rollout.layouts import without_thoughts
 
 MAX_BARE_LENGTH = 100
-"""A text without tags is taken for a command only if it is one line of at most so many characters."""
+"""The longest answer without tags that is taken for a command."""
 
 
-class Said(NamedTuple):
+class ParsedAnswer(NamedTuple):
     """A command, or in one word why there is none."""
 
     command: str
     invalid: str = ""
 
 
-def said_command(text: str) -> Said:
-    """The command in a policy's answer.
+def parsed_answer(text: str) -> ParsedAnswer:
+    """The command in a policy's answer, in lower case with single spaces.
 
     "<think>the desk first</think><action>Go to  desk 1</action>" -> "go to desk 1"
     "go to desk 1"                                                -> "go to desk 1"
@@ -31,10 +31,10 @@ def said_command(text: str) -> Said:
     if start >= 0:
         command = text[start + len("<action>") : end]
     elif "<action>" in text:
-        return Said("", "unclosed_tag")
+        return ParsedAnswer("", "unclosed_tag")
     else:
         command = text.strip()
         if len(command) > MAX_BARE_LENGTH or len(command.splitlines()) > 1:
-            return Said("", "no_action")
+            return ParsedAnswer("", "no_action")
     command = " ".join(command.split())
-    return Said(command) if command else Said("", "no_action")
+    return ParsedAnswer(command) if command else ParsedAnswer("", "no_action")

@@ -1,1 +1,0 @@
-"""Games from a seed: rooms, objects, goals."""

@@ -1,1 +1,0 @@
-"""States for a policy to read: pictures, or a few words."""
