@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from spear_rl.integrations.shared.terms import clipped
 
 import references
 from conftest import RecordingEngine
@@ -30,6 +29,7 @@ from spear_rl.algorithms import (
 from spear_rl.app.build_training import algorithm_of
 from spear_rl.app.config import load
 from spear_rl.functional import LossInputs, token_covariance
+from spear_rl.integrations.verl.rows import with_clipped_replay
 from spear_rl.train.step import minibatches, train_step
 from spear_rl.types import Group, Metrics
 
@@ -443,10 +443,10 @@ def test_verls_rows_are_clipped_about_the_same_means():
     terms, _ = lived(made, [group(*map(episode, words), 0.0)], [group(*map(episode, words), 0.0)])
     spread = torch.linspace(-1.5, -0.5, terms[1][1].batch.mask.shape[1])
     scores = [torch.where(term.batch.mask, spread, 0.0) for term in replayed(terms[1])]
-    [[policy, held]], metrics = clipped([terms[1]], lambda _: scores)
+    [[policy, held]], metrics = with_clipped_replay([terms[1]], lambda _: scores)
     assert policy is terms[1][0]
     assert metrics["covariance_clip_fraction"] > 0
-    alone, nothing = clipped([replayed(terms[1])], lambda _: scores)
+    alone, nothing = with_clipped_replay([replayed(terms[1])], lambda _: scores)
     assert nothing["covariance_clip_fraction"] == 0
     assert torch.equal(alone[0][0].batch.advantages, replayed(terms[1])[0].batch.advantages)
     assert not torch.equal(held.batch.advantages, replayed(terms[1])[0].batch.advantages)
