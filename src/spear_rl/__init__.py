@@ -4,8 +4,6 @@ The public names can be taken from here; each is imported when first asked for, 
 pays for torch.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

@@ -8,8 +8,6 @@ row         one padded line of a batch (a turn, or several turns that share one 
 reward      the task's own; bonus and shaping are ours and are kept apart from it
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The algorithms by name (`settings.names` has the table), and the records and wrappers that they are made of."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType

@@ -4,8 +4,6 @@ Parts with settings are records too, so that an algorithm can be printed and com
 `dataclasses.replace`. A plain function is as good a part, as long as nothing needs to change a setting of it.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Dr.BoT: the known tricks of agentic RL as one wrapper over a base algorithm."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from spear_rl.algorithms.base import Algorithm

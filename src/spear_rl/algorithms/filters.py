@@ -3,8 +3,6 @@
 A dropped turn still counts for success rates and for its group's mean.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """GiGPO: also compare turns that started from the same state."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """GRPO and its two siblings: compare an episode with the other episodes of its group."""
 
-from __future__ import annotations
-
 from spear_rl.algorithms.base import Algorithm, GroupRelative
 from spear_rl.functional.losses import ClippedSurrogate
 

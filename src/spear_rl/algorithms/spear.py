@@ -1,7 +1,5 @@
 """SPEAR: any base algorithm plus a fading tool bonus and growing self-imitation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal

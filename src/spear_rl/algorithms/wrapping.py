@@ -1,7 +1,5 @@
 """How wrappers change a base: by `dataclasses.replace`, or one sentence why they cannot."""
 
-from __future__ import annotations
-
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 

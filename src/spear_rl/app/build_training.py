@@ -1,7 +1,5 @@
 """From a configuration to the algorithm and the engine; `build_rollout` has the parts that need no torch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The environments by name. Importing them needs no package besides Python: no torch, no optional extras."""
 
-from __future__ import annotations
-
 from spear_rl.envs import alfworld, household, lookup, sokoban, tool_math, webshop
 from spear_rl.rollout.env import TasksFn
 

@@ -1,7 +1,5 @@
 """A toy task of two turns for tests: `look` shows a hidden digit, answering with it wins. Takes microseconds."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from functools import partial

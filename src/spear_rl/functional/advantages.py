@@ -1,7 +1,5 @@
 """Advantage estimators: rewards and group labels in, one advantage per entry out."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

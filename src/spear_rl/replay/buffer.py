@@ -1,7 +1,5 @@
 """What is kept between steps: good episodes, and the mean rewards of recent groups. Standard library only."""
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

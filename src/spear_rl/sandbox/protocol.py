@@ -1,7 +1,5 @@
 """The messages between the interpreter, the fork server and its children. Nothing is ever unpickled."""
 
-from __future__ import annotations
-
 import os
 import select
 import struct

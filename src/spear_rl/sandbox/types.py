@@ -1,7 +1,5 @@
 """What untrusted code may use, what running it gives, and the error when it cannot be run."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, fields
 

@@ -1,7 +1,5 @@
 """Checks for authors of environments and engines: what would go wrong in a training run. Never imports torch."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations

@@ -1,7 +1,5 @@
 """The checks of an environment: one function per check, one sentence per fault."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """For authors of engines: says what is wrong with one before a training does. Imports torch only when called."""
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence

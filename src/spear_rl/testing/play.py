@@ -1,7 +1,5 @@
 """Play a task to examine it, with an expert, nonsense or random choices; exceptions become sentences."""
 
-from __future__ import annotations
-
 import math
 import random
 import time

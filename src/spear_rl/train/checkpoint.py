@@ -1,7 +1,5 @@
 """Checkpoints: transformers folders with the trainer's state beside the weights, written atomically."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

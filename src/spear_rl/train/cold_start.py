@@ -1,7 +1,5 @@
 """The cold start: supervised learning on expert episodes, with the same rows and engine as RL."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Success rates, mean@k and pass@k, with 95 % confidence intervals. Knows no policy."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence

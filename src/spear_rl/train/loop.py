@@ -1,7 +1,5 @@
 """The training loop: RL steps, evaluations, checkpoints. Its parts come as arguments; it reads no configuration."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress

@@ -5,8 +5,6 @@ token's advantage is weighted by min(trainer / sampler, cap). The weights are st
 replay buffer, and losses need not know of them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """One training step, start to end: play, judge, learn, remember. Below it: episodes to tensors, and metrics."""
 
-from __future__ import annotations
-
 import math
 import random
 import time

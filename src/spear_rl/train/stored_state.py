@@ -1,7 +1,5 @@
 """Reads a trainer's state from a file: tensors, numbers, strings and lists of them. Nothing in it is executed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """ALFWorld's own games, on the household simulator (backend `fast`) or on ALFWorld's engine (backend `textworld`)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Annotated

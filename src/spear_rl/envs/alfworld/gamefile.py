@@ -1,7 +1,5 @@
 """Reads a game.tw-pddl file and compares its rules with those that ALFWorld publishes. Nothing in it is ever run."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The backend `fast`: game files converted to games of the household simulator, cached on disk."""
 
-from __future__ import annotations
-
 import warnings
 from functools import lru_cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`python -m spear_rl.envs.alfworld.manifest SPLIT` prints the SHA-256 of every game file; `--verify FILE` compares."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The games of a split, found in ALFWorld's folders and identified by content, in an order that no machine changes."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """The backend `textworld`: ALFWorld's own engine, the reference for `fast`. Imported only when used."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import sys

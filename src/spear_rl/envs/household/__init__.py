@@ -1,7 +1,5 @@
 """Household tasks with the rules and words of ALFWorld, generated from seeds; nothing to install or download."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Text games of ALFWorld's kind as environments: the policy's answer in, the game's text out, a reward for winning."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol

@@ -1,7 +1,5 @@
 """The six task families of ALFWorld: the sentences that state a task, and its goal in PDDL."""
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 from typing import NamedTuple

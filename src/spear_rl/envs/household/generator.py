@@ -1,7 +1,5 @@
 """Generates games from seeds: a furnished room, objects in it, and a task that can be solved and is not solved yet."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise

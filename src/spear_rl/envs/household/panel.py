@@ -1,7 +1,5 @@
 """`python -m spear_rl.envs.household.panel` rebuilds the panels and writes their manifest; `--check` compares them."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Which receptacles and objects a room has, by ALFWorld's type names; read from rooms.toml."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Parses the command out of a policy's answer: `<action>...</action>`, or one short line without tags."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from spear_rl.rollout.layouts import without_thoughts

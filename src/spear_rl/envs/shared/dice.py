@@ -1,7 +1,5 @@
 """Seeded draws that are the same on every Python version and machine: only `Random.random` guarantees that."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 The content of a task decides its split, so no task is in two splits. Seed s gives a task of kind s % num_kinds.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence

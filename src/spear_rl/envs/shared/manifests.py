@@ -1,7 +1,5 @@
 """Manifests: the content hash of every task of a panel. Equal manifests mean that two machines play the same tasks."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """Sokoban: levels generated from seeds, or Boxoban's; observed as text, as an image, or as both."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Annotated

@@ -3,8 +3,6 @@
 Its folders are unfiltered/{train,valid,test}, medium/{train,valid} and hard, with text files of up to 1,000 levels.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Sokoban as an environment: a direction in, the room as text, as an image, or as both out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Experts that demonstrate: a level and a seed in, the moves of one episode out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from spear_rl.envs.shared.dice import Dice

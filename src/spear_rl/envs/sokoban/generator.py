@@ -1,7 +1,5 @@
 """Generates levels from seeds: boxes are pulled away from their targets, so pushing them back solves the level."""
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import astuple, dataclass

@@ -1,7 +1,5 @@
 """The seeds of the panels of a shape: recorded for the named levels, searched for otherwise."""
 
-from __future__ import annotations
-
 import time
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """States as images for vision-language models, one tile per cell. Pillow is imported only when an image is drawn."""
 
-from __future__ import annotations
-
 import io
 from functools import lru_cache
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """The rules of Sokoban: the player pushes boxes onto targets. Cells are numbered row by row."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Solves a level with the fewest moves: A* over pushes, without states in which a box can never reach a target."""
 
-from __future__ import annotations
-
 import heapq
 from collections import deque
 from functools import lru_cache

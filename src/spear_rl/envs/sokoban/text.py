@@ -1,7 +1,5 @@
 """Levels and states as text: a grid of the usual symbols, or a few words for models too small to read a grid."""
 
-from __future__ import annotations
-
 import hashlib
 
 from spear_rl.envs.sokoban.rules import DIRECTIONS, OFFSETS, Level, Room, State

@@ -1,7 +1,5 @@
 """Mathematics with a code interpreter: one growing conversation, tool calls in Hermes form, a boxed answer."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The tool in Hermes form: its schema and instructions, the calls in a policy's text, and the responses."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """One problem as a conversation: tool calls are run and answered, a boxed answer ends it."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack

@@ -1,7 +1,5 @@
 """Arithmetic problems generated from seeds, too hard without a tool; the same on every machine. With demonstrators."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import cache

@@ -2,8 +2,6 @@
 `--verify FILE` compares it with another machine's.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import sys

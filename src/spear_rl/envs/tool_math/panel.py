@@ -1,7 +1,5 @@
 """The problems of each split, in the same order on every machine."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Problems, and how they are read from data files: jsonl, json, parquet or a Hugging Face dataset."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -4,8 +4,6 @@ Machines that print the same hashes play the same goals. `--check` compares the 
 hashes, `--write` records new ones.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

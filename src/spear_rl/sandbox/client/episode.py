@@ -3,8 +3,6 @@
 Everything a child sends is untrusted and of bounded length.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import signal

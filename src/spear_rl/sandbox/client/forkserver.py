@@ -1,7 +1,5 @@
 """The fork server as the interpreter sees it: starts it, asks it for children, has them signalled and reaped."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -4,8 +4,6 @@ One-off code goes to /run_code. The service keeps no state, so an episode sends 
 where they run in a fresh notebook, and reads the result of the last one.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

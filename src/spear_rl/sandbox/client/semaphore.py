@@ -1,7 +1,5 @@
 """A first-in-first-out semaphore. With `threading.Semaphore`, a caller in a loop overtakes those who wait."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 

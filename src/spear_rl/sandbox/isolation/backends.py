@@ -3,8 +3,6 @@
 A step that fails raises: the caller must not go on.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import resource

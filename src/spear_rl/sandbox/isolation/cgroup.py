@@ -3,8 +3,6 @@
 Used where this process may create a group; elsewhere the reason is reported.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import time

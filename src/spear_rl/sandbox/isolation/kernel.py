@@ -1,7 +1,5 @@
 """Linux system calls that the standard library lacks, through ctypes."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

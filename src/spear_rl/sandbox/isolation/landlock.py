@@ -3,8 +3,6 @@
 It does not cover chmod, chown, utime, xattr and stat; the system-call filter refuses the first four.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Iterable

@@ -3,8 +3,6 @@
 Needs no root where the kernel allows unprivileged user namespaces.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import signal

@@ -3,8 +3,6 @@
 A filter cannot read paths: Landlock and the mount namespace restrict files.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fcntl

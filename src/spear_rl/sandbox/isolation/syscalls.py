@@ -3,8 +3,6 @@
 All others are refused. Adding one weakens the sandbox: first write the attack that it might allow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}

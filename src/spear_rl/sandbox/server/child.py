@@ -4,8 +4,6 @@ Untrusted code can reach and change all of this; nothing outside trusts it. Ever
 which is most of a call's cost, so whatever all children share is prepared before the fork.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import contextlib

@@ -3,8 +3,6 @@
 It is started by exec with an empty environment, so that neither it nor a child ever holds anything of the user's.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import gc

@@ -1,7 +1,5 @@
 """Experts that demonstrate: a game and a seed in, the commands of one episode out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from spear_rl.envs.household.experts.optimal import optimal_commands

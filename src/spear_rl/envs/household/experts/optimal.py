@@ -1,7 +1,5 @@
 """The expert that knows where everything is: the shortest way to win a game."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import permutations
 from typing import TypeAlias

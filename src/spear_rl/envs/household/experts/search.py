@@ -1,7 +1,5 @@
 """The expert that has to search: it knows only the observations it has read and the commands it is offered."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

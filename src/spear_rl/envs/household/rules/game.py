@@ -1,7 +1,5 @@
 """One game as all its episodes share it: its entities are numbers, in the order of their identifiers."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypedDict

@@ -1,7 +1,5 @@
 """Reads the PDDL problems that ALFWorld stores its games in; only the subset of PDDL those files use."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """The state of one episode, which commands are possible in it and what each of them does: ALFWorld's rules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The answer in a policy's text, and whether it equals the reference. A `checker` compares what is no integer."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from fractions import Fraction

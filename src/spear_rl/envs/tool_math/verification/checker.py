@@ -4,8 +4,6 @@ An answer, and a reference from a data set, is as untrusted as code: sympy makes
 describes the layers of defence.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

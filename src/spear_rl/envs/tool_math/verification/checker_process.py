@@ -6,8 +6,6 @@ is compared; sympy's functions that make code from text are replaced; and during
 process at the first attempt to compile, execute, import or open anything.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 import math
