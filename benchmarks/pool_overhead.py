@@ -1,4 +1,4 @@
-"""Environment steps a second in this process and in pools of one and two workers, for quick and slow games.
+"""Environment steps per second in this process and in pools of one and two workers, for quick and slow games.
 
 python -m benchmarks.pool_overhead
 """
@@ -64,7 +64,7 @@ def main() -> None:
     games = {"household, easy": list(ENVIRONMENTS["household"]("train", level="easy")[:64])}
     for milliseconds in (0.1, 0.3, 1.0):
         make = partial(Importable, milliseconds / 1000)
-        games[f"{milliseconds} ms a step"] = [Task(f"busy/{number}", make) for number in range(32)]
+        games[f"{milliseconds} ms per step"] = [Task(f"busy/{number}", make) for number in range(32)]
     for name, tasks in games.items():
         best = {"in this process": max(rate(InProcess(), tasks) for _ in range(3))}
         for count in (1, 2):

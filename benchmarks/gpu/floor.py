@@ -93,7 +93,7 @@ def ceilings(device: str) -> tuple[float, float]:
 def generation_floor(
     shape: Shape, copy: float, matmul: float, *, batch: int, prompt: int, new_tokens: int, width: int = 2
 ) -> dict[str, float]:
-    """Seconds and tokens a second if every phase ran at the ceiling that binds it; `width` is bytes a number."""
+    """Seconds and tokens per second if every phase ran at the ceiling that binds it; `width` is bytes per number."""
     kv_bytes = 2 * shape.num_layers * shape.kv_width * width
     weights = (shape.body + shape.head) * width
     attention = 2 * shape.num_layers * shape.width

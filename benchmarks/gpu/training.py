@@ -1,4 +1,4 @@
-"""Training: real tokens a second and peak memory of one optimizer step over rows as rollouts leave them.
+"""Training: real tokens per second and peak memory of one optimizer step over rows as rollouts leave them.
 
 All cut the rows into micro-batches of the same number of tokens, padding included where there is padding, and count
 only real tokens. `ours` keeps no activations between the forward and the backward pass of a mini-batch and computes

@@ -186,7 +186,7 @@ class ImitationConfig:
     warm_steps: Annotated[int, Steps] = 0
     """T_warm of gamma(t); 0 is half of run.steps."""
     fraction: Annotated[float, Range(0, 100)] = 0.25
-    """Replayed episodes a step, as a share of the played ones."""
+    """Replayed episodes per step, as a fraction of those played."""
     capacity: Annotated[int, Range(1, 1_000_000)] = 2048
     """What the buffer holds; with when_full, what is drawn at once."""
     unit: Literal["episodes", "turns"] = "episodes"

@@ -27,7 +27,7 @@ PROJECT = "spear-rl"
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What a tracker is told about its run."""
+    """What a tracker is given about its run."""
 
     dir: Path
     name: str

@@ -43,7 +43,7 @@ class Pair:
         return (
             f"{said} Task by task: {_points(self.per_task)} over the tasks both played, "
             f"{self.better} better, {self.worse} worse, sign test p = {self.sign_test_p:.2g}; "
-            "this speaks of these trained policies, not of training again."
+            "this holds for these trained policies, not for training in general."
         )
 
 

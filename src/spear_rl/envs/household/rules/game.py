@@ -162,14 +162,14 @@ def game_tables(problem: Problem) -> Tables:
 
 
 def display_names(identifiers: Sequence[str]) -> dict[str, str]:
-    """What the player reads for each identifier: `mug_bar_1` is "mug 2" if it is the first of two, in sorted order."""
+    """The displayed name of each identifier. Instances are numbered downwards: of two mugs the first is "mug 2"."""
     stems = {
         entity: entity.split("_bar_", 1)[0] + ("basin" if "basin" in entity else "")
         for entity in sorted(identifiers)
         if "_bar_" in entity
     }
     left = Counter(stems.values())
-    # An identifier that is no instance (an agent, a type) is its own name, with an empty number.
+    # Identifiers without _bar_ (agents, types) keep their name, followed by a space.
     names = {entity: f"{entity} " for entity in identifiers if entity not in stems}
     for entity, stem in stems.items():
         names[entity] = f"{stem} {left[stem]}"
