@@ -11,13 +11,12 @@ from spear_rl.envs import ENVIRONMENTS
 from spear_rl.errors import ConfigError, OptionError, UserError
 from spear_rl.io.escaping import clipped
 from spear_rl.io.files import same_folder
-from spear_rl.rollout.collect import collect_groups, demonstration, report_failures
+from spear_rl.rollout.collect import Rollouts, collect_within, demonstration, report_failures
 from spear_rl.rollout.contract import ContractError, with_location
 from spear_rl.rollout.env import StepResult, Task, TasksFn
 from spear_rl.rollout.generator import Generator, Sampling
-from spear_rl.rollout.layouts import LAYOUTS
 from spear_rl.rollout.rendering.images import VisionRenderer
-from spear_rl.rollout.rendering.renderer import ChatRenderer, Renderer
+from spear_rl.rollout.rendering.renderer import LAYOUTS, ChatRenderer, Renderer
 from spear_rl.rollout.tasks import loaded_tasks, panel_of
 from spear_rl.rollout.workers.other_venv import tasks_from_other_venv
 from spear_rl.rollout.workers.pool import Pool
@@ -101,7 +100,8 @@ def expert_texts(config: Config, *, num_episodes: int = 400, num_parallel: int =
     finally:
         if isinstance(runner, Pool):
             runner.shut()
-    report_failures(list(zip(tasks, errors, strict=True)))
+    if failed := [(task, error) for task, error in zip(tasks, errors, strict=True) if error is not None]:
+        report_failures(failed, num_episodes=len(tasks))
     if config.rollout.detail == "full":
         texts = [[*episode, task.instructions] for episode, task in zip(texts, tasks, strict=True)]
     return [text for episode in texts for text in episode]
@@ -148,12 +148,17 @@ class Player:
     def __init__(
         self, config: Config, tokenizer: Any = None, *, processor: Any = None, renderer: Renderer | None = None
     ) -> None:
-        vision = None if processor is None else VisionRenderer(processor)
+        rollout, vision = config.rollout, None if processor is None else VisionRenderer(processor)
         self._config, self._renderer = config, renderer or vision or ChatRenderer(tokenizer)
-        self._max_context = config.rollout.max_context if renderer is None else None
         self._runner = runner_of(config)
         self._envs: EnvRunner = self._runner
-        self._layout = partial(LAYOUTS[config.rollout.layout], detail=config.rollout.detail)
+        self._layout = partial(LAYOUTS[rollout.layout], detail=rollout.detail)
+        self._play = partial(
+            collect_within,
+            renderer=self._renderer,
+            layout=self._layout,
+            max_context=rollout.max_context if renderer is None else None,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -171,21 +176,26 @@ class Player:
         self, tasks: Sequence[Task], generator: Generator, *, group_size: int, step: int, max_turns: int = 0
     ) -> list[Group]:
         """`group_size` episodes of every task; refuses a max_context that no first prompt fits into."""
-        rollout = self._config.rollout
-        groups = collect_groups(
+        return self._play(
             tasks,
-            group_size=group_size,
             generator=generator,
-            renderer=self._renderer,
-            max_turns=max_turns or rollout.max_turns,
+            group_size=group_size,
             step=step,
-            layout=self._layout,
-            max_context=self._max_context,
+            max_turns=max_turns or self._config.rollout.max_turns,
             envs=self._envs,
         )
-        if self._max_context and not any(played.turns for group in groups for played in group.trajectories):
-            raise ConfigError(f"rollout.max_context={self._max_context}: every first prompt is longer: raise it")
-        return groups
+
+    def rollouts(self, tasks: Sequence[Task], generator: Generator) -> Rollouts:
+        """The `collect` of a training step."""
+        rollout = self._config.rollout
+        play = partial(
+            self._play,
+            generator=generator,
+            group_size=rollout.group_size,
+            max_turns=rollout.max_turns,
+            envs=self._envs,
+        )
+        return Rollouts(play, tasks, num_tasks=rollout.num_tasks, seed=self._config.run.seed)
 
     def demonstrations(self, tasks: Sequence[Task], count: int) -> list[Trajectory]:
         """`count` expert episodes over `tasks`, repeated as needed with other seeds."""
