@@ -148,17 +148,12 @@ class Player:
     def __init__(
         self, config: Config, tokenizer: Any = None, *, processor: Any = None, renderer: Renderer | None = None
     ) -> None:
-        rollout, vision = config.rollout, None if processor is None else VisionRenderer(processor)
+        vision = None if processor is None else VisionRenderer(processor)
         self._config, self._renderer = config, renderer or vision or ChatRenderer(tokenizer)
+        self._max_context = config.rollout.max_context if renderer is None else None
         self._runner = runner_of(config)
         self._envs: EnvRunner = self._runner
-        self._layout = partial(LAYOUTS[rollout.layout], detail=rollout.detail)
-        self._play = partial(
-            collect_within,
-            renderer=self._renderer,
-            layout=self._layout,
-            max_context=rollout.max_context if renderer is None else None,
-        )
+        self._layout = partial(LAYOUTS[config.rollout.layout], detail=config.rollout.detail)
 
     def __enter__(self) -> Self:
         return self
@@ -176,26 +171,25 @@ class Player:
         self, tasks: Sequence[Task], generator: Generator, *, group_size: int, step: int, max_turns: int = 0
     ) -> list[Group]:
         """`group_size` episodes of every task; refuses a max_context that no first prompt fits into."""
-        return self._play(
-            tasks,
-            generator=generator,
-            group_size=group_size,
-            step=step,
-            max_turns=max_turns or self._config.rollout.max_turns,
-            envs=self._envs,
-        )
+        return self._collect(generator, group_size, max_turns)(tasks, step=step)
 
     def rollouts(self, tasks: Sequence[Task], generator: Generator) -> Rollouts:
         """The `collect` of a training step."""
         rollout = self._config.rollout
-        play = partial(
-            self._play,
+        collect = self._collect(generator, rollout.group_size)
+        return Rollouts(collect, tasks, num_tasks=rollout.num_tasks, seed=self._config.run.seed)
+
+    def _collect(self, generator: Generator, group_size: int, max_turns: int = 0) -> Callable[..., list[Group]]:
+        return partial(
+            collect_within,
+            group_size=group_size,
             generator=generator,
-            group_size=rollout.group_size,
-            max_turns=rollout.max_turns,
+            renderer=self._renderer,
+            max_turns=max_turns or self._config.rollout.max_turns,
+            layout=self._layout,
+            max_context=self._max_context,
             envs=self._envs,
         )
-        return Rollouts(play, tasks, num_tasks=rollout.num_tasks, seed=self._config.run.seed)
 
     def demonstrations(self, tasks: Sequence[Task], count: int) -> list[Trajectory]:
         """`count` expert episodes over `tasks`, repeated as needed with other seeds."""

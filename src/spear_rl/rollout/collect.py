@@ -29,17 +29,19 @@ class EpisodesFailedError(UserError, RuntimeError):
 
 
 class Rollouts:
-    """A training step's `collect`: plays the step's tasks with `play`, which is `collect_within` and its settings.
+    """A training step's `collect`: `collect`, usually `collect_within` and its settings, of the step's tasks.
 
     Which tasks those are depends on the step alone, so that runs are comparable and resuming is exact: epochs go
     through all tasks in a new random order, and a step takes the next `num_tasks` of them.
     """
 
-    def __init__(self, play: Callable[..., list[Group]], tasks: Sequence[Task], *, num_tasks: int, seed: int) -> None:
-        self._play, self._tasks, self._num_tasks, self._seed = play, tasks, num_tasks, seed
+    def __init__(
+        self, collect: Callable[..., list[Group]], tasks: Sequence[Task], *, num_tasks: int, seed: int
+    ) -> None:
+        self._collect, self._tasks, self._num_tasks, self._seed = collect, tasks, num_tasks, seed
 
     def __call__(self, step: int) -> list[Group]:
-        return self._play(self.tasks(step), step=step)
+        return self._collect(self.tasks(step), step=step)
 
     def tasks(self, step: int) -> list[Task]:
         places = [divmod(p, len(self._tasks)) for p in range(step * self._num_tasks, (step + 1) * self._num_tasks)]
@@ -124,17 +126,9 @@ class _Episode:
 
 
 def collect_groups(
-    tasks: Sequence[Task],
-    *,
-    group_size: int,
-    generator: Generator,
-    renderer: Renderer,
-    max_turns: int,
-    step: int,
-    layout: Layout = growing_chat,
-    max_context: int | None = None,
-    envs: EnvRunner | None = None,
-) -> list[Group]:
+    tasks: Sequence[Task], *, group_size: int, generator: Generator, renderer: Renderer, max_turns: int, step: int,
+    layout: Layout = growing_chat, max_context: int | None = None, envs: EnvRunner | None = None,
+) -> list[Group]:  # fmt: skip
     """Play `group_size` episodes of every task.
 
     An episode whose environment raises is replayed once in a new environment. If that raises too, the episode is left
@@ -206,9 +200,7 @@ class Lockstep:
 
     def finished(self) -> list[tuple[int, Completion]]:
         pending, self._pending = self._pending, []
-        if not pending:
-            return []
-        completions = self._generator.generate([prompt for _, prompt in pending])
+        completions = self._generator.generate([prompt for _, prompt in pending]) if pending else []
         return list(zip((key for key, _ in pending), completions, strict=True))
 
     def __len__(self) -> int:
@@ -225,14 +217,9 @@ def report_failures(failed: Sequence[tuple[Task, BaseException]], *, num_episode
 
 
 def demonstration(
-    task: Task,
-    *,
-    renderer: Renderer,
-    layout: Layout = growing_chat,
-    tagged: bool,
-    seed: int,
+    task: Task, *, renderer: Renderer, layout: Layout = growing_chat, tagged: bool, seed: int,
     envs: EnvRunner | None = None,
-) -> Trajectory:
+) -> Trajectory:  # fmt: skip
     """An expert episode of `task`, in the tokens that a policy would see and write.
 
     Args:

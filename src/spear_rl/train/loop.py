@@ -21,7 +21,7 @@ from spear_rl.train.checkpoint import checkpoints, load_state, save_checkpoint
 from spear_rl.train.evaluate import Evaluation
 from spear_rl.train.step import CollectFn, timed, train_step
 from spear_rl.train.stored_state import restoring
-from spear_rl.types import Group, Metrics
+from spear_rl.types import Metrics
 
 MAX_WEIGHT = 1e4
 """A policy with a larger weight, or ten times the largest it started with, has diverged and is not saved."""

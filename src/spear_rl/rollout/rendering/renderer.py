@@ -62,13 +62,9 @@ _TAGS = re.compile(r"</?\w+>")
 
 
 def growing_chat(
-    renderer: Renderer,
-    task: Task,
-    observations: Sequence[Observation],
-    turns: Sequence[Turn],
-    *,
+    renderer: Renderer, task: Task, observations: Sequence[Observation], turns: Sequence[Turn], *,
     detail: Detail = "full",
-) -> list[int]:
+) -> list[int]:  # fmt: skip
     """The whole conversation so far, in the tokens that were sampled. Its turns train as one row."""
     text, images = _text(observations[-1], detail), observations[-1].images
     if not turns:
@@ -79,15 +75,9 @@ def growing_chat(
 
 
 def independent_turns(
-    renderer: Renderer,
-    task: Task,
-    observations: Sequence[Observation],
-    turns: Sequence[Turn],
-    *,
-    detail: Detail = "full",
-    num_recent: int = 2,
-    names_earlier: bool = False,
-) -> list[int]:
+    renderer: Renderer, task: Task, observations: Sequence[Observation], turns: Sequence[Turn], *,
+    detail: Detail = "full", num_recent: int = 2, names_earlier: bool = False,
+) -> list[int]:  # fmt: skip
     """A new prompt per turn: task, step count, the last (observation, action) pairs and the current observation.
 
     Only the current observation's images are shown. With `names_earlier` the actions before the last pairs are listed
@@ -119,13 +109,9 @@ def independent_turns(
 
 
 def present_only(
-    renderer: Renderer,
-    task: Task,
-    observations: Sequence[Observation],
-    turns: Sequence[Turn],
-    *,
+    renderer: Renderer, task: Task, observations: Sequence[Observation], turns: Sequence[Turn], *,
     detail: Detail = "full",
-) -> list[int]:
+) -> list[int]:  # fmt: skip
     """A new prompt per turn with the current observation alone: for environments that show their whole state."""
     now = observations[-1]
     return renderer.prompt(_first_messages(task, detail, _text(now, detail), now.images))

@@ -8,16 +8,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from spear_rl.errors import UserError
-from spear_rl.rollout.contract import (
-    MAX_NUMBER,
-    MAX_TEXT,
-    ContractError,
-    checked_actions,
-    checked_observation,
-    checked_result,
-    described,
-    with_location,
-)
+from spear_rl.rollout import contract
+from spear_rl.rollout.contract import MAX_NUMBER, MAX_TEXT, ContractError
 from spear_rl.rollout.env import Environment, Observation, StepResult, Task
 
 
@@ -60,9 +52,9 @@ def expert_actions(task: Task, seed: int, runner: EnvRunner) -> list[str]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise UserError(f"demonstrate of {task.id} raised {with_location(error)}") from error
+        raise UserError(f"demonstrate of {task.id} raised {contract.with_location(error)}") from error
     try:
-        return checked_actions(actions, f"demonstrate({seed})")
+        return contract.checked_actions(actions, f"demonstrate({seed})")
     except ContractError as error:
         raise error.of(task.id) from error
 
@@ -161,14 +153,14 @@ def checked_reset(env: Any) -> Observation:
     """The checked first observation of a new environment."""
     for method in ("reset", "step"):
         if not callable(getattr(env, method, None)):
-            raise ContractError(f"make_env returned {described(env)}, which has no method {method}")
+            raise ContractError(f"make_env returned {contract.described(env)}, which has no method {method}")
     seen = env.reset()
-    return seen if is_plain(seen) else checked_observation(seen, f"{type(env).__name__}.reset")
+    return seen if is_plain(seen) else contract.checked_observation(seen, f"{type(env).__name__}.reset")
 
 
 def checked_step(env: Environment, action: str) -> StepResult:
     result = env.step(action)
-    return result if is_plain_result(result) else checked_result(result, f"{type(env).__name__}.step")
+    return result if is_plain_result(result) else contract.checked_result(result, f"{type(env).__name__}.step")
 
 
 def close_quietly(env: Environment) -> None:
