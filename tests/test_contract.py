@@ -22,7 +22,7 @@ from spear_rl.rollout.collect import EpisodesFailedError
 from spear_rl.rollout.contract import ContractError, checked_result
 from spear_rl.rollout.tasks import panel_of
 from spear_rl.rollout.workers.pool import Pool
-from spear_rl.rollout.workers.runner import expert_actions
+from spear_rl.rollout.workers.runner import expert_actions, is_plain_result
 from test_stream import Digits
 
 BOTH = pytest.mark.parametrize("workers", [0, 2])
@@ -248,6 +248,7 @@ def test_any_values_come_out_as_their_types_say_or_not_at_all(fields):
     assert all(type(name) is str and type(value) is float for name, value in checked.metrics.items())
     checked.observation.text.encode()
     assert checked_result(checked, "") == checked
+    assert checked == result or not is_plain_result(result)
     assert json.loads(json.dumps(checked.metrics)) == checked.metrics
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spear_rl.rollout import ChatRenderer
 from spear_rl.rollout.env import Observation, Task
-from spear_rl.rollout.layouts import LAYOUTS
+from spear_rl.rollout.rendering.renderer import LAYOUTS
 from spear_rl.types import Completion, Turn
 
 

@@ -35,10 +35,8 @@ from spear_rl.envs.webshop.search import _WORD
 from spear_rl.envs.webshop.session import parsed_action
 from spear_rl.errors import UserError
 from spear_rl.io.escaping import indented, markdown, one_line, visible
-from spear_rl.rollout.layouts import _action, without_thoughts
 from spear_rl.rollout.policies.endpoint import with_stop
-from spear_rl.rollout.rendering.encoding import Encoder, segments
-from spear_rl.rollout.rendering.renderer import MessageRenderer
+from spear_rl.rollout.rendering.renderer import Encoder, MessageRenderer, _action, segments, without_thoughts
 from spear_rl.sandbox.client.fusion import ESCAPES
 from spear_rl.types import Completion, Group, Stop, Trajectory, Turn
 

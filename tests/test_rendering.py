@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from spear_rl.envs import ENVIRONMENTS
 from spear_rl.rollout import ChatRenderer, collect_groups, independent_turns
-from spear_rl.rollout.rendering.encoding import _KNOWN_WORDS, Encoder, has_segments, segments
+from spear_rl.rollout.rendering.encoding import _KNOWN_WORDS, has_segments
+from spear_rl.rollout.rendering.renderer import Encoder, segments
 from spear_rl.types import Completion
 
 CHATML = (

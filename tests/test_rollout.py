@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from functools import partial
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from conftest import RecordingEngine
 from spear_rl.envs import ENVIRONMENTS
+from spear_rl.errors import ConfigError
 from spear_rl.rollout import (
     LAYOUTS,
     ChatRenderer,
@@ -22,6 +24,7 @@ from spear_rl.rollout import (
     growing_chat,
     independent_turns,
 )
+from spear_rl.rollout.collect import Rollouts, collect_within
 from spear_rl.train.step import collate, rows
 from spear_rl.types import Completion, Stop
 
@@ -86,6 +89,57 @@ def test_a_prompt_over_the_context_limit_ends_the_episode_as_overlong(tokenizer)
     group = play(tokenizer, Task("t", Counting), max_context=12)
     assert {t.stop for t in group.trajectories} == {Stop.OVERLONG}
     assert all(len(turn.prompt_ids) <= 12 for t in group.trajectories for turn in t.turns)
+
+
+def test_a_run_whose_every_first_prompt_is_too_long_names_the_setting(tokenizer):
+    options = {"group_size": 2, "max_turns": 5, "step": 0, "renderer": ChatRenderer(tokenizer)}
+    played = partial(collect_within, [Task("t", Counting)], generator=RecordingEngine(tokenizer, ["look"]), **options)
+    assert [len(group.trajectories) for group in played(max_context=1000)] == [2]
+    with pytest.raises(ConfigError, match=r"rollout\.max_context=3: every first prompt is longer"):
+        played(max_context=3)
+
+
+@given(num_all=st.integers(1, 9), num_tasks=st.integers(1, 9), seed=st.integers(0, 99))
+def test_every_epoch_plays_every_task_once_in_an_order_that_depends_on_the_step_alone(num_all, num_tasks, seed):
+    tasks = [Task(str(number), Counting) for number in range(num_all)]
+
+    def order(steps):
+        played = []
+        rollouts = Rollouts(lambda tasks, step: played.append((step, tasks)), tasks, num_tasks=num_tasks, seed=seed)
+        for step in steps:
+            rollouts(step)
+        return dict(played)
+
+    steps = order(range(num_all * 3))
+    assert steps == order(reversed(range(num_all * 3)))
+    names = [task.id for step in range(num_all * 3) for task in steps[step]]
+    epochs = [names[first : first + num_all] for first in range(0, len(names), num_all)]
+    assert all(sorted(epoch) == sorted(task.id for task in tasks) for epoch in epochs)
+    if num_all == 9:
+        assert len({*map(tuple, epochs)}) > 1
+
+
+def test_a_rollout_returns_to_its_folder_and_needs_none(tokenizer, tmp_path, monkeypatch):
+    class Wanderer(Counting):
+        def step(self, action: str) -> StepResult:
+            os.chdir("/")
+            return super().step(action)
+
+    class Fatal(Wanderer):
+        def close(self) -> None:
+            os.chdir("/")
+            raise KeyboardInterrupt
+
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.chdir(home)
+    play(tokenizer, Task("t", Wanderer))
+    assert os.getcwd() == str(home)
+    with pytest.raises(KeyboardInterrupt):
+        play(tokenizer, Task("t", Fatal))
+    assert os.getcwd() == str(home)
+    home.rmdir()
+    assert {t.stop for t in play(tokenizer, Task("t", Wanderer)).trajectories} == {Stop.DONE}
 
 
 def test_an_environment_that_breaks_once_is_set_up_again_and_the_episode_goes_on(tokenizer):

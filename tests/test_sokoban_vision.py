@@ -22,9 +22,8 @@ from spear_rl.envs import sokoban
 from spear_rl.errors import ConfigError
 from spear_rl.rollout import Sampling
 from spear_rl.rollout.collect import collect_groups, demonstration
-from spear_rl.rollout.layouts import LAYOUTS
 from spear_rl.rollout.rendering.images import VisionRenderer
-from spear_rl.rollout.rendering.renderer import ChatRenderer
+from spear_rl.rollout.rendering.renderer import LAYOUTS, ChatRenderer
 from spear_rl.train.cold_start import imitation_loss
 from spear_rl.train.step import collate
 from spear_rl.types import ImagePrompt

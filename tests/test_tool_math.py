@@ -20,8 +20,7 @@ from spear_rl.envs.tool_math.problems import Problem
 from spear_rl.envs.tool_math.verification.answers import as_integer, boxed_answer, integer, is_same_answer, normalised
 from spear_rl.rollout import collect_groups
 from spear_rl.rollout.env import INADMISSIBLE
-from spear_rl.rollout.layouts import without_thoughts
-from spear_rl.rollout.rendering.renderer import MessageRenderer
+from spear_rl.rollout.rendering.renderer import MessageRenderer, without_thoughts
 from spear_rl.testing import check_environment, check_panels
 from spear_rl.types import Completion, Stop
 

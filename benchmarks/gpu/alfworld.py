@@ -28,7 +28,6 @@ def main() -> None:
     from spear_rl.app import config as configuration
     from spear_rl.app.build_training import Player, algorithm_of, engine_of, tasks_of
     from spear_rl.app.train import cold_start_from
-    from spear_rl.train.loop import TaskOrder
     from spear_rl.train.step import train_step
 
     asked = parser(__doc__)
@@ -42,9 +41,9 @@ def main() -> None:
     start = time.perf_counter()
     engine = engine_of(config)
     panel, algorithm, rng = tasks_of(config, "train"), algorithm_of(config), random.Random(0)
-    order = TaskOrder(panel, num_tasks=config.rollout.num_tasks, seed=config.run.seed)
     measured: list[dict[str, float]] = []
     with Player(config, engine.tokenizer) as player:
+        collect = player.rollouts(panel, engine)
         loaded = time.perf_counter()
         cold_start_from(config, engine, player, panel, [])
         engine.reset_optimizer(config.optim.learning_rate)
@@ -56,7 +55,7 @@ def main() -> None:
             began = time.perf_counter()
             metrics = train_step(
                 step,
-                collect=lambda n: player.groups(order(n), engine, group_size=config.rollout.group_size, step=n),
+                collect=collect,
                 algorithm=algorithm,
                 engine=engine,
                 rng=rng,

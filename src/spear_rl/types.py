@@ -9,9 +9,10 @@ reward      the task's own; bonus and shaping are ours and are kept apart from i
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from statistics import fmean
 
 Metrics = dict[str, float]
 
@@ -116,3 +117,9 @@ class Group:
     """What else is known of the task; `family` is the kind of task it is."""
     num_failed: int = 0
     """Episodes that failed even after a retry; they are not among `trajectories`."""
+
+
+def mean_measures(played: Sequence[Trajectory]) -> Metrics:
+    """The mean of every measure that some episode has; an episode without a turn counts 0."""
+    names = sorted({name for t in played for name in t.metrics})
+    return {name: fmean(t.metrics.get(name, 0.0) for t in played) for name in names}

@@ -11,13 +11,12 @@ from spear_rl.envs import ENVIRONMENTS
 from spear_rl.errors import ConfigError, OptionError, UserError
 from spear_rl.io.escaping import clipped
 from spear_rl.io.files import same_folder
-from spear_rl.rollout.collect import collect_groups, demonstration, report_failures
+from spear_rl.rollout.collect import Rollouts, collect_within, demonstration, report_failures
 from spear_rl.rollout.contract import ContractError, with_location
 from spear_rl.rollout.env import StepResult, Task, TasksFn
 from spear_rl.rollout.generator import Generator, Sampling
-from spear_rl.rollout.layouts import LAYOUTS
 from spear_rl.rollout.rendering.images import VisionRenderer
-from spear_rl.rollout.rendering.renderer import ChatRenderer, Renderer
+from spear_rl.rollout.rendering.renderer import LAYOUTS, ChatRenderer, Renderer
 from spear_rl.rollout.tasks import loaded_tasks, panel_of
 from spear_rl.rollout.workers.other_venv import tasks_from_other_venv
 from spear_rl.rollout.workers.pool import Pool
@@ -101,7 +100,8 @@ def expert_texts(config: Config, *, num_episodes: int = 400, num_parallel: int =
     finally:
         if isinstance(runner, Pool):
             runner.shut()
-    report_failures(list(zip(tasks, errors, strict=True)))
+    if failed := [(task, error) for task, error in zip(tasks, errors, strict=True) if error is not None]:
+        report_failures(failed, num_episodes=len(tasks))
     if config.rollout.detail == "full":
         texts = [[*episode, task.instructions] for episode, task in zip(texts, tasks, strict=True)]
     return [text for episode in texts for text in episode]
@@ -171,21 +171,25 @@ class Player:
         self, tasks: Sequence[Task], generator: Generator, *, group_size: int, step: int, max_turns: int = 0
     ) -> list[Group]:
         """`group_size` episodes of every task; refuses a max_context that no first prompt fits into."""
+        return self._collect(generator, group_size, max_turns)(tasks, step=step)
+
+    def rollouts(self, tasks: Sequence[Task], generator: Generator) -> Rollouts:
+        """The `collect` of a training step."""
         rollout = self._config.rollout
-        groups = collect_groups(
-            tasks,
+        collect = self._collect(generator, rollout.group_size)
+        return Rollouts(collect, tasks, num_tasks=rollout.num_tasks, seed=self._config.run.seed)
+
+    def _collect(self, generator: Generator, group_size: int, max_turns: int = 0) -> Callable[..., list[Group]]:
+        return partial(
+            collect_within,
             group_size=group_size,
             generator=generator,
             renderer=self._renderer,
-            max_turns=max_turns or rollout.max_turns,
-            step=step,
+            max_turns=max_turns or self._config.rollout.max_turns,
             layout=self._layout,
             max_context=self._max_context,
             envs=self._envs,
         )
-        if self._max_context and not any(played.turns for group in groups for played in group.trajectories):
-            raise ConfigError(f"rollout.max_context={self._max_context}: every first prompt is longer: raise it")
-        return groups
 
     def demonstrations(self, tasks: Sequence[Task], count: int) -> list[Trajectory]:
         """`count` expert episodes over `tasks`, repeated as needed with other seeds."""

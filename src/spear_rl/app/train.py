@@ -5,7 +5,6 @@ import os
 import platform
 import random
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,11 @@ from spear_rl.train.callbacks import Callback, Event
 from spear_rl.train.checkpoint import MANIFEST, checked_manifest, remove_leftovers, write_folder
 from spear_rl.train.cold_start import cold_start, warmup_then_cosine
 from spear_rl.train.evaluate import Evaluation, evaluation, merged
-from spear_rl.train.loop import MAX_WEIGHT, TaskOrder, Trainer
+from spear_rl.train.loop import MAX_WEIGHT, Trainer
 from spear_rl.train.sampling_correction import corrected
-from spear_rl.train.step import timed
+from spear_rl.train.step import CollectFn, timed
 from spear_rl.train.trackers import RunInfo, Trackers
-from spear_rl.types import Group, Metrics
+from spear_rl.types import Metrics
 
 
 def evaluated(
@@ -65,12 +64,11 @@ def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, 
         panel, held_out = tasks_of(config, "train"), _held_out(config)
         engine = engine_of(config, folder=start.checkpoint)
         with Player(config, engine.tokenizer, processor=engine.processor) as player:
-            order = TaskOrder(panel, num_tasks=config.rollout.num_tasks, seed=config.run.seed)
             trainer = Trainer(
                 run_dir=run_dir,
                 engine=engine,
                 algorithm=algorithm,
-                collect=partial(_collected, config, engine, player, order),
+                collect=_collect(config, engine, player, panel),
                 evaluate=lambda step: evaluated(config, engine, player, held_out, step=step) if held_out else None,
                 learning_rate=_learning_rate(config),
                 rng=random.Random(f"replay/{config.run.seed}"),
@@ -212,9 +210,9 @@ def _learning_rate(config: Config) -> Any:
     return lambda step: optim.learning_rate * min((step + 1) / max(optim.warmup_steps, 1), 1.0)
 
 
-def _collected(config: Config, engine: TrainableEngine, player: Player, order: TaskOrder, step: int) -> list[Group]:
-    groups = player.groups(order(step), engine, group_size=config.rollout.group_size, step=step)
-    return corrected(groups, engine, cap=config.engine.importance_cap) if config.engine.importance_cap else groups
+def _collect(config: Config, engine: TrainableEngine, player: Player, panel: Sequence[Task]) -> CollectFn:
+    rollouts, cap = player.rollouts(panel, engine), config.engine.importance_cap
+    return (lambda step: corrected(rollouts(step), engine, cap=cap)) if cap else rollouts
 
 
 def _summary(

@@ -26,7 +26,8 @@ from spear_rl.engines.scoring.master_weights import MasterWeights, largest_entry
 from spear_rl.engines.vision import Pixels, VisionDecoder
 from spear_rl.errors import UserError
 from spear_rl.functional.losses import LossInputs
-from spear_rl.rollout.generator import Generator, Lockstep, Sampling, Stream
+from spear_rl.rollout.collect import Lockstep
+from spear_rl.rollout.generator import Generator, Sampling, Stream
 from spear_rl.types import Completion, Metrics
 
 logger = logging.getLogger(__name__)

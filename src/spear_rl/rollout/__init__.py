@@ -1,10 +1,18 @@
 """Playing episodes: environments, prompts and the loop between them. Knows no tensors and never imports torch."""
 
-from spear_rl.rollout.collect import collect_groups, demonstration
+from spear_rl.rollout.collect import Lockstep, collect_groups, demonstration
 from spear_rl.rollout.env import INADMISSIBLE, Environment, Observation, StepResult, Task, TasksFn
-from spear_rl.rollout.generator import Generator, Lockstep, Sampling, Stream, Streaming
-from spear_rl.rollout.layouts import LAYOUTS, Layout, growing_chat, independent_turns, present_only
-from spear_rl.rollout.rendering.renderer import ChatRenderer, Message, Renderer
+from spear_rl.rollout.generator import Generator, Sampling, Stream, Streaming
+from spear_rl.rollout.rendering.renderer import (
+    LAYOUTS,
+    ChatRenderer,
+    Layout,
+    Message,
+    Renderer,
+    growing_chat,
+    independent_turns,
+    present_only,
+)
 from spear_rl.rollout.workers.runner import EnvRunner, InProcess
 
 __all__ = [

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+import os
+import random
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from spear_rl.errors import UserError
+from spear_rl.errors import ConfigError, UserError
 from spear_rl.io.escaping import clipped, in_words
 from spear_rl.io.files import same_folder
 from spear_rl.rollout.contract import with_location
 from spear_rl.rollout.env import Observation, StepResult, Task
-from spear_rl.rollout.generator import Generator, Lockstep, Stream, Streaming
-from spear_rl.rollout.layouts import Layout, growing_chat
-from spear_rl.rollout.rendering.renderer import Renderer
+from spear_rl.rollout.generator import Generator, Stream, Streaming
+from spear_rl.rollout.rendering.renderer import Layout, Renderer, growing_chat
 from spear_rl.rollout.workers.runner import Answer, EnvRunner, Failure, InProcess, expert_actions
 from spear_rl.types import Completion, Group, Metrics, Stop, Trajectory, Turn
 
@@ -23,6 +26,37 @@ _log = logging.getLogger(__name__)
 
 class EpisodesFailedError(UserError, RuntimeError):
     """Every episode failed, so there is nothing to train on."""
+
+
+class Rollouts:
+    """A training step's `collect`: `collect`, usually `collect_within` and its settings, of the step's tasks.
+
+    Which tasks those are depends on the step alone, so that runs are comparable and resuming is exact: epochs go
+    through all tasks in a new random order, and a step takes the next `num_tasks` of them.
+    """
+
+    def __init__(
+        self, collect: Callable[..., list[Group]], tasks: Sequence[Task], *, num_tasks: int, seed: int
+    ) -> None:
+        self._collect, self._tasks, self._num_tasks, self._seed = collect, tasks, num_tasks, seed
+
+    def __call__(self, step: int) -> list[Group]:
+        return self._collect(self.tasks(step), step=step)
+
+    def tasks(self, step: int) -> list[Task]:
+        places = [divmod(p, len(self._tasks)) for p in range(step * self._num_tasks, (step + 1) * self._num_tasks)]
+        numbers = range(len(self._tasks))
+        epochs = {epoch for epoch, _ in places}
+        orders = {epoch: random.Random(f"{self._seed}/{epoch}").sample(numbers, len(numbers)) for epoch in epochs}
+        return [self._tasks[orders[epoch][place]] for epoch, place in places]
+
+
+def collect_within(tasks: Sequence[Task], *, max_context: int | None, **settings: Any) -> list[Group]:
+    """`collect_groups`; ConfigError if no first prompt fits into `max_context`."""
+    groups = collect_groups(tasks, max_context=max_context, **settings)
+    if max_context and not any(played.turns for group in groups for played in group.trajectories):
+        raise ConfigError(f"rollout.max_context={max_context}: every first prompt is longer: raise it")
+    return groups
 
 
 @dataclass
@@ -92,17 +126,9 @@ class _Episode:
 
 
 def collect_groups(
-    tasks: Sequence[Task],
-    *,
-    group_size: int,
-    generator: Generator,
-    renderer: Renderer,
-    max_turns: int,
-    step: int,
-    layout: Layout = growing_chat,
-    max_context: int | None = None,
-    envs: EnvRunner | None = None,
-) -> list[Group]:
+    tasks: Sequence[Task], *, group_size: int, generator: Generator, renderer: Renderer, max_turns: int, step: int,
+    layout: Layout = growing_chat, max_context: int | None = None, envs: EnvRunner | None = None,
+) -> list[Group]:  # fmt: skip
     """Play `group_size` episodes of every task.
 
     An episode whose environment raises is replayed once in a new environment. If that raises too, the episode is left
@@ -122,27 +148,34 @@ def collect_groups(
     episodes = [episode for group in groups for episode in group]
     stream: Stream = generator.stream() if isinstance(generator, Streaming) else Lockstep(generator)
     runner = InProcess() if envs is None else envs
-    with same_folder():
+    folder = os.curdir
+    with suppress(OSError):
+        folder = os.getcwd()
+    try:
+        for key, episode in enumerate(episodes):
+            runner.open(key, episode.task)
+        while len(runner) or len(stream):
+            num_needed = len(runner) if isinstance(stream, Lockstep) else int(not len(stream))
+            for key, answer in sorted(runner.answers(num_needed), key=lambda entry: entry[0]):
+                episode = episodes[key]
+                episode.add_answer(answer)
+                if episode.goes_on(renderer, layout, max_turns=max_turns, max_context=max_context):
+                    stream.add(key, episode.prompt_ids)
+                else:
+                    runner.close(key)
+            for key, completion in stream.finished():
+                episode = episodes[key]
+                episode.completion, episode.text = completion, renderer.parse(completion.token_ids)
+                runner.step(key, episode.text)
+    finally:
         try:
-            for key, episode in enumerate(episodes):
-                runner.open(key, episode.task)
-            while len(runner) or len(stream):
-                num_needed = len(runner) if isinstance(stream, Lockstep) else int(not len(stream))
-                for key, answer in sorted(runner.answers(num_needed), key=lambda entry: entry[0]):
-                    episode = episodes[key]
-                    episode.add_answer(answer)
-                    if episode.goes_on(renderer, layout, max_turns=max_turns, max_context=max_context):
-                        stream.add(key, episode.prompt_ids)
-                    else:
-                        runner.close(key)
-                for key, completion in stream.finished():
-                    episode = episodes[key]
-                    episode.completion, episode.text = completion, renderer.parse(completion.token_ids)
-                    runner.step(key, episode.text)
-        finally:
             for key in range(len(episodes)):
                 runner.close(key)
-    report_failures([(episode.task, episode.error) for episode in episodes])
+        finally:
+            with suppress(OSError):
+                os.chdir(folder)  # an environment may have left it, and our paths may be relative
+    if failed := [(episode.task, episode.error) for episode in episodes if episode.error is not None]:
+        report_failures(failed, num_episodes=len(episodes))
     return [
         Group(
             task.id,
@@ -155,27 +188,38 @@ def collect_groups(
     ]
 
 
-def report_failures(episodes: Sequence[tuple[Task, BaseException | None]]) -> None:
+class Lockstep:
+    """A stream over a generator without continuous batching: all pending prompts are completed as one batch."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+        self._pending: list[tuple[int, list[int]]] = []
+
+    def add(self, key: int, prompt: list[int]) -> None:
+        self._pending.append((key, prompt))
+
+    def finished(self) -> list[tuple[int, Completion]]:
+        pending, self._pending = self._pending, []
+        completions = self._generator.generate([prompt for _, prompt in pending]) if pending else []
+        return list(zip((key for key, _ in pending), completions, strict=True))
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+
+def report_failures(failed: Sequence[tuple[Task, BaseException]], *, num_episodes: int) -> None:
     """Log how many episodes failed and why the last one did; EpisodesFailedError if all did."""
-    failed = [(task, error) for task, error in episodes if error is not None]
-    if not failed:
-        return
     task, error = failed[-1]
     last = f"the last, of {clipped(task.id, 200)}, with: {with_location(error)}"
-    if len(failed) == len(episodes):
+    if len(failed) == num_episodes:
         raise EpisodesFailedError(f"all {len(failed)} episodes failed in their environments, {last}") from error
-    _log.warning("%d of %d episodes failed and were left out, %s", len(failed), len(episodes), last)
+    _log.warning("%d of %d episodes failed and were left out, %s", len(failed), num_episodes, last)
 
 
 def demonstration(
-    task: Task,
-    *,
-    renderer: Renderer,
-    layout: Layout = growing_chat,
-    tagged: bool,
-    seed: int,
+    task: Task, *, renderer: Renderer, layout: Layout = growing_chat, tagged: bool, seed: int,
     envs: EnvRunner | None = None,
-) -> Trajectory:
+) -> Trajectory:  # fmt: skip
     """An expert episode of `task`, in the tokens that a policy would see and write.
 
     Args:

@@ -1,7 +1,8 @@
 """What an environment may return, checked in one place: in the trainer, in workers and by `spear check-env` alike.
 
-Benign differences are converted (numpy and torch scalars, lists for tuples). Anything else is a ContractError, which
-ends the run: a retry would fail again, or be silently wrong. Exceptions of an environment are handled by its runner.
+The runner passes plain answers on at once (`workers.runner.is_plain_result`); all others come here. Benign differences
+are converted (numpy and torch scalars, lists for tuples). Anything else is a ContractError, which ends the run: a retry
+would fail again, or be silently wrong. Exceptions of an environment are handled by its runner.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 from spear_rl.errors import UserError
 from spear_rl.io.escaping import clipped, in_words
-from spear_rl.rollout.env import Environment, Observation, StepResult, Task
+from spear_rl.rollout.env import Observation, StepResult, Task
 from spear_rl.types import Metrics
 
 MAX_NUMBER = 1e15
@@ -49,32 +50,8 @@ def with_location(error: BaseException) -> str:
     return in_words(error) + "".join(f" (in {frame.name}, {frame.filename}:{frame.lineno})" for frame in last)
 
 
-def checked_reset(env: Any) -> Observation:
-    """The checked first observation of a new environment."""
-    for method in ("reset", "step"):
-        if not callable(getattr(env, method, None)):
-            raise ContractError(f"make_env returned {described(env)}, which has no method {method}")
-    return checked_observation(env.reset(), f"{type(env).__name__}.reset")
-
-
-def checked_step(env: Environment, action: str) -> StepResult:
-    return checked_result(env.step(action), f"{type(env).__name__}.step")
-
-
-def close_quietly(env: Environment) -> None:
-    """Close an environment and ignore what it raises: the episode is over and its rewards stand."""
-    try:
-        env.close()
-    except KeyboardInterrupt:
-        raise
-    except BaseException:
-        return
-
-
 def checked_observation(value: object, where: str) -> Observation:
     """`value` as a plain Observation; `where` names what returned it."""
-    if type(value) is Observation and _is_plain(value):
-        return value
     if not isinstance(value, Observation):
         raise ContractError(f"{where} returned {described(value)}, not an Observation{_hint(value)}")
     return Observation(**_converted(value, _OBSERVATION, f"{where} returned an Observation"))
@@ -82,8 +59,6 @@ def checked_observation(value: object, where: str) -> Observation:
 
 def checked_result(value: object, where: str) -> StepResult:
     """`value` as a plain StepResult; `where` names what returned it."""
-    if type(value) is StepResult and _is_plain_result(value):
-        return value
     if not isinstance(value, StepResult):
         raise ContractError(f"{where} returned {described(value)}, not a StepResult{_hint(value)}")
     values = _converted(value, _RESULT, f"{where} returned a StepResult")
@@ -124,30 +99,6 @@ def _hint(value: object) -> str:
         value.close()
         return " (leave out `async`)"
     return " (Gymnasium's tuples have to be turned into one)" if isinstance(value, tuple) else ""
-
-
-def _is_plain(seen: Observation) -> bool:
-    """Whether an Observation needs no conversion; this is the common case, and much faster than converting."""
-    try:
-        if type(seen.choices) is not tuple or type(seen.images) is not tuple or seen.images:
-            return False
-        texts = [seen.text, seen.state_key, *seen.choices]
-        return {*map(type, texts)} == {str} and len(text := "".join(texts)) <= MAX_TEXT and text.isascii()
-    except AttributeError:  # a field that was never set
-        return False
-
-
-def _is_plain_result(result: StepResult) -> bool:
-    try:
-        values = (result.observation, result.reward, result.done, result.used_tool, result.invalid, result.metrics)
-        types = (Observation, float, bool, bool, str, dict)
-        if not all(type(value) is kind for value, kind in zip(values, types, strict=True)) or result.metrics:
-            return False
-        if type(result.success) not in (bool, type(None)) or not -MAX_NUMBER <= result.reward <= MAX_NUMBER:
-            return False
-        return len(result.invalid) <= MAX_TEXT and result.invalid.isascii() and _is_plain(result.observation)
-    except AttributeError:
-        return False
 
 
 _Convert = Callable[[Any], Any]

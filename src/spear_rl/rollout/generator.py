@@ -51,27 +51,6 @@ class Streaming(Protocol):
     def stream(self) -> Stream: ...
 
 
-class Lockstep:
-    """A stream over a generator without continuous batching: all pending prompts are completed as one batch."""
-
-    def __init__(self, generator: Generator) -> None:
-        self._generator = generator
-        self._pending: list[tuple[int, list[int]]] = []
-
-    def add(self, key: int, prompt: list[int]) -> None:
-        self._pending.append((key, prompt))
-
-    def finished(self) -> list[tuple[int, Completion]]:
-        pending, self._pending = self._pending, []
-        if not pending:
-            return []
-        completions = self._generator.generate([prompt for _, prompt in pending])
-        return list(zip((key for key, _ in pending), completions, strict=True))
-
-    def __len__(self) -> int:
-        return len(self._pending)
-
-
 def drained(stream: Stream, prompts: Sequence[list[int]]) -> list[Completion]:
     """One completion per prompt from a stream, in the prompts' order."""
     for key, prompt in enumerate(prompts):

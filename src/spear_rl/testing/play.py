@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from spear_rl.rollout.contract import ContractError, checked_actions, checked_reset, checked_step, with_location
+from spear_rl.rollout.contract import ContractError, checked_actions, with_location
 from spear_rl.rollout.env import Environment, Observation, StepResult, Task
+from spear_rl.rollout.workers.runner import checked_reset, checked_step
 
 STRANGE = (
     *("", "   ", "<action>", "<action></action>", "</action>", "\x00", "\u2603 \U0001f600", "no such action"),

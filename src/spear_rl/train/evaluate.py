@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
-from spear_rl.train.step import mean_measures
-from spear_rl.types import Group, Metrics, Trajectory
+from spear_rl.types import Group, Metrics, Trajectory, mean_measures
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,33 +14,15 @@ from spear_rl.algorithms.base import Algorithm
 from spear_rl.engines.base import NonFiniteLossError, TrainableEngine
 from spear_rl.errors import DiskError, ShortOfMemoryError, UserError
 from spear_rl.io.jsonl import flush_rows
-from spear_rl.rollout.env import Task
 from spear_rl.train.callbacks import Callback, Event, write_trajectories
 from spear_rl.train.checkpoint import checkpoints, load_state, save_checkpoint
 from spear_rl.train.evaluate import Evaluation
 from spear_rl.train.step import CollectFn, timed, train_step
 from spear_rl.train.stored_state import restoring
-from spear_rl.types import Group, Metrics
+from spear_rl.types import Metrics
 
 MAX_WEIGHT = 1e4
 """A policy with a larger weight, or ten times the largest it started with, has diverged and is not saved."""
-
-
-class TaskOrder:
-    """Which tasks a step plays: a pure function of the step, so that runs are comparable and resuming is exact.
-
-    Epochs go through all tasks in a new random order; a step takes the next `num_tasks` of them.
-    """
-
-    def __init__(self, tasks: Sequence[Task], *, num_tasks: int, seed: int) -> None:
-        self._tasks, self._num_tasks, self._seed = tasks, num_tasks, seed
-
-    def __call__(self, step: int) -> list[Task]:
-        places = [divmod(p, len(self._tasks)) for p in range(step * self._num_tasks, (step + 1) * self._num_tasks)]
-        numbers = range(len(self._tasks))
-        epochs = {epoch for epoch, _ in places}
-        orders = {epoch: random.Random(f"{self._seed}/{epoch}").sample(numbers, len(numbers)) for epoch in epochs}
-        return [self._tasks[orders[epoch][place]] for epoch, place in places]
 
 
 @dataclass
@@ -113,11 +96,7 @@ class Trainer:
     def _take_step(self, steps: int) -> None:
         step = self.step
         path = self.run_dir / "trajectories" / f"step_{step:06d}.jsonl"
-
-        def dump(groups: Sequence[Group], advantages: Sequence[Sequence[float]], why: Sequence[Sequence[str]]) -> None:
-            if self.trajectories_every and step % self.trajectories_every == 0:
-                write_trajectories(path, groups, advantages, why)
-
+        is_dumped = self.trajectories_every and step % self.trajectories_every == 0
         self.engine.set_learning_rate(self.learning_rate(step))
         metrics: Metrics = {}
         with timed("time/step", metrics):
@@ -128,7 +107,7 @@ class Trainer:
                 engine=self.engine,
                 rng=self.rng,
                 num_minibatches=self.num_minibatches,
-                on_played=dump,
+                on_played=partial(write_trajectories, path) if is_dumped else None,
             )
         for name in ("time/step", "time/rollout", "time/update"):
             self.seconds[name] = self.seconds.get(name, 0.0) + metrics[name]

@@ -14,7 +14,7 @@ import torch
 
 from spear_rl.algorithms.base import Algorithm
 from spear_rl.engines.base import Batch, Engine, ImageBatch, Term
-from spear_rl.types import Completion, Group, Metrics, Trajectory, Turn
+from spear_rl.types import Completion, Group, Metrics, Trajectory, Turn, mean_measures
 
 CollectFn = Callable[[int], list[Group]]
 """Step in, that step's groups out: `rollout.collect_groups`, or another framework's rollout."""
@@ -201,12 +201,6 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
         | {f"rollout/stop_{stop}": stops[stop] / len(played) for stop in stops}
         | {f"rollout/{name}": mean for name, mean in mean_measures(played).items()}
     )
-
-
-def mean_measures(played: Sequence[Trajectory]) -> Metrics:
-    """The mean of every measure that some episode has; an episode without a turn counts 0."""
-    names = sorted({name for t in played for name in t.metrics})
-    return {name: fmean(t.metrics.get(name, 0.0) for t in played) for name in names}
 
 
 def ledger(dropped: Sequence[Sequence[str]]) -> Metrics:

@@ -10,7 +10,8 @@ from spear_rl.engines.generation.continuous import SlotDecoder
 from spear_rl.engines.generation.padded import Decoder
 from spear_rl.engines.memory import memory_guard
 from spear_rl.engines.vision import VisionDecoder
-from spear_rl.rollout.generator import Lockstep, Sampling, Stream, drained
+from spear_rl.rollout.collect import Lockstep
+from spear_rl.rollout.generator import Sampling, Stream, drained
 from spear_rl.types import Completion
 
 

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from spear_rl.rollout.layouts import without_thoughts
+from spear_rl.rollout.rendering.renderer import without_thoughts
 
 MAX_BARE_LENGTH = 100
 """The longest answer without tags that is taken for a command."""

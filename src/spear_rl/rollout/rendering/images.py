@@ -11,8 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from spear_rl.errors import MissingExtraError
-from spear_rl.rollout.rendering.encoding import Encoder
-from spear_rl.rollout.rendering.renderer import ChatRenderer, Message
+from spear_rl.rollout.rendering.renderer import ChatRenderer, Encoder, Message
 
 MAX_CACHED = 4096
 

@@ -1,15 +1,20 @@
-"""Chat messages to token ids and back, through the tokenizer's own chat template. Sampled tokens never change."""
+"""What the policy sees and writes, in tokens: chat template, token cache, and the layout of each turn's prompt.
+
+Sampled tokens never change: a growing conversation is extended, never rendered again.
+"""
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any, Literal, Protocol
 
 from spear_rl.errors import ConfigError
-from spear_rl.rollout.rendering.encoding import Encoder
-from spear_rl.types import Completion, ImagePrompt
+from spear_rl.rollout.env import Observation, Task
+from spear_rl.rollout.rendering.encoding import has_segments
+from spear_rl.types import Completion, ImagePrompt, Turn
 
 Message = dict[str, Any]
 """`role` and `content`, both strings; with images also `images`, a tuple of PNG files."""
@@ -22,6 +27,12 @@ PLAIN_TEMPLATE = (
 
 _ANSWER = "\u2063answer\u2063"
 """Stands for the policy's message in a rendered conversation; no template contains it."""
+
+MAX_CACHED = 1 << 16
+MAX_CACHED_CHARACTERS = 2000
+"""Longer segments are rarely seen twice."""
+
+_BOUNDARY = re.compile(r"(?<=[!-~]\n)(?=[!-~]| [A-Za-z'-])|(?<=;)(?= [A-Za-z])")
 
 
 class Renderer(Protocol):
@@ -41,17 +52,77 @@ class Renderer(Protocol):
     def parse(self, token_ids: list[int]) -> str: ...
 
 
-def images_in(messages: Sequence[Message]) -> tuple[bytes, ...]:
-    return tuple(image for message in messages for image in message.get("images", ()))
+Layout = Callable[[Renderer, Task, Sequence[Observation], Sequence[Turn]], list[int]]
+"""Task, all observations so far (one more than turns) and all turns so far in; the next prompt's token ids out."""
+
+Detail = Literal["full", "short"]
+"""full: instructions and the list of possible actions are in the prompt; short: observations only, for tiny models."""
+
+_TAGS = re.compile(r"</?\w+>")
 
 
-def refuse_images(images: Sequence[bytes]) -> None:
-    """Raises if there are any: a text-only policy must not drop images silently."""
-    if images:
-        raise ConfigError(
-            "the environment shows images, which this policy cannot see: set task.options.observation=text, or "
-            "engine.model to the folder of a vision-language model"
-        )
+def growing_chat(
+    renderer: Renderer, task: Task, observations: Sequence[Observation], turns: Sequence[Turn], *,
+    detail: Detail = "full",
+) -> list[int]:  # fmt: skip
+    """The whole conversation so far, in the tokens that were sampled. Its turns train as one row."""
+    text, images = _text(observations[-1], detail), observations[-1].images
+    if not turns:
+        return renderer.prompt(_first_messages(task, detail, text, images))
+    last = turns[-1]
+    before = ImagePrompt(last.prompt_ids, last.images) if last.images else last.prompt_ids
+    return renderer.extended(before, last.completion.token_ids, text, images)
+
+
+def independent_turns(
+    renderer: Renderer, task: Task, observations: Sequence[Observation], turns: Sequence[Turn], *,
+    detail: Detail = "full", num_recent: int = 2, names_earlier: bool = False,
+) -> list[int]:  # fmt: skip
+    """A new prompt per turn: task, step count, the last (observation, action) pairs and the current observation.
+
+    Only the current observation's images are shown. With `names_earlier` the actions before the last pairs are listed
+    too, without their observations, so that a policy that searches knows where it has been. To make room, the first
+    observation is then cut to its last paragraph after the first turn: environments state the task there.
+
+    Example, turn 4 with num_recent = 1 and detail = "short":
+
+        You are in ... Your task is to: put a mug in shelf.
+        Steps taken: 3. The last 1:
+        [2] You arrive at desk 1. On the desk 1, you see a mug 1.
+        > take mug 1 from desk 1
+        Now: You pick up the mug 1 from the desk 1.
+    """
+    first, now = observations[0], observations[-1]
+    lines = [first.text.rpartition("\n\n")[2] if names_earlier and turns else first.text]
+    if turns:
+        start = max(len(turns) - num_recent, 0)
+        lines.append(f"Steps taken: {len(turns)}. The last {len(turns) - start}:")
+        if names_earlier:
+            lines[-1] = "Earlier: " + ("; ".join(_action(turn) for turn in turns[:start]) or "nothing")
+        for number in range(start, len(turns)):
+            seen = "(shown above)" if number == 0 else observations[number].text
+            lines += [f"[{number}] {seen}", f"> {_action(turns[number]) if names_earlier else turns[number].text}"]
+        lines.append(f"Now: {_text(now, detail)}")
+    elif detail == "full" and first.choices:
+        lines.append(_choices(first))
+    return renderer.prompt(_first_messages(task, detail, "\n".join(lines), now.images))
+
+
+def present_only(
+    renderer: Renderer, task: Task, observations: Sequence[Observation], turns: Sequence[Turn], *,
+    detail: Detail = "full",
+) -> list[int]:  # fmt: skip
+    """A new prompt per turn with the current observation alone: for environments that show their whole state."""
+    now = observations[-1]
+    return renderer.prompt(_first_messages(task, detail, _text(now, detail), now.images))
+
+
+LAYOUTS: dict[str, Callable[..., list[int]]] = {
+    "chat": growing_chat,
+    "turns": independent_turns,
+    "log": partial(independent_turns, names_earlier=True),
+    "now": present_only,
+}
 
 
 class ChatRenderer:
@@ -117,6 +188,41 @@ class ChatRenderer:
         return self._encode(text)
 
 
+class Encoder:
+    """Token ids of a text, without special tokens around it; special tokens written in the text are recognised."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        is_fast, splits_special = (getattr(tokenizer, name, False) for name in ("is_fast", "split_special_tokens"))
+        self._has_segments = is_fast and not splits_special and has_segments(tokenizer.backend_tokenizer)
+        self._tokenizer = tokenizer
+        self._options = {"verbose": False} if is_fast else {}  # prompts are bounded by rollout.max_context
+        self._cached_ids = lru_cache(maxsize=MAX_CACHED)(self._ids)
+
+    def __call__(self, text: str) -> list[int]:
+        if not text.isascii():  # a lone surrogate, which JSON can contain, is refused by tokenizers
+            text = text.encode("utf-8", "replace").decode()
+        if not self._has_segments:
+            return self._ids(text)
+        ids: list[int] = []
+        for segment in segments(text):
+            ids += self._cached_ids(segment) if len(segment) <= MAX_CACHED_CHARACTERS else self._ids(segment)
+        return ids
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False, **self._options))
+
+
+def segments(text: str) -> list[str]:
+    """The text split where no token can cross: after a line's end and, in a list, between `;` and a word.
+
+    "Shelf 1.\\nYou see: a mug; a pen\\n  - or nothing" -> "Shelf 1.\\n", "You see: a mug;", " a pen\\n  - or nothing"
+
+    A line's end counts only between visible ASCII characters, with at most one space after it and then a word: in a
+    longer run of white space, or before a digit or an added token, the tokenizer may merge across it.
+    """
+    return _BOUNDARY.split(text)
+
+
 class MessageRenderer:
     """A renderer without a tokenizer, for policies that read text: a token is the number of a distinct message.
 
@@ -160,3 +266,50 @@ class MessageRenderer:
         if number == len(self._messages):
             self._messages.append((role, content))
         return number
+
+
+def images_in(messages: Sequence[Message]) -> tuple[bytes, ...]:
+    return tuple(image for message in messages for image in message.get("images", ()))
+
+
+def refuse_images(images: Sequence[bytes]) -> None:
+    """Raises if there are any: a text-only policy must not drop images silently."""
+    if images:
+        raise ConfigError(
+            "the environment shows images, which this policy cannot see: set task.options.observation=text, or "
+            "engine.model to the folder of a vision-language model"
+        )
+
+
+def without_thoughts(text: str) -> str:
+    """The text without its closed <think> blocks."""
+    *closed, rest = text.split("</think>")
+    said = [part.partition("<think>")[0] if "<think>" in part else f"{part}</think>" for part in closed]
+    return "".join([*said, rest])
+
+
+def _first_messages(task: Task, detail: Detail, content: str, images: tuple[bytes, ...]) -> list[Message]:
+    """The task's instructions, in their role, and `content`."""
+    message: Message = {"role": "user", "content": content}
+    if images:
+        message["images"] = images
+    if detail == "short" or not task.instructions:
+        return [message]
+    if task.instructions_role == "system":
+        return [{"role": "system", "content": task.instructions}, message]
+    return [message | {"content": f"{task.instructions}\n\n{content}"}]
+
+
+def _action(turn: Turn) -> str:
+    """What the policy did, without thoughts and tags, up to 60 characters."""
+    return _TAGS.sub("", without_thoughts(turn.text)).strip()[:60] or "(nothing)"
+
+
+def _text(observation: Observation, detail: Detail) -> str:
+    if detail == "full" and observation.choices:
+        return f"{observation.text}\n{_choices(observation)}"
+    return observation.text
+
+
+def _choices(observation: Observation) -> str:
+    return "Possible actions: " + "; ".join(observation.choices)

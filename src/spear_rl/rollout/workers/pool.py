@@ -21,7 +21,7 @@ from spear_rl.rollout.contract import ContractError, checked_observation, checke
 from spear_rl.rollout.env import Task
 from spear_rl.rollout.workers.process import WorkerProcess
 from spear_rl.rollout.workers.protocol import READY, EnvironmentFailedError
-from spear_rl.rollout.workers.runner import Answer, Failure, NotRepeatableError, Record
+from spear_rl.rollout.workers.runner import Answer, Failure, NotRepeatableError, Record, is_plain, is_plain_result
 
 _log = logging.getLogger(__name__)
 
@@ -252,8 +252,10 @@ class Pool:
         """Check an answer again, as an environment may have written it to the pipe itself; then record or compare."""
         record, number = episode.record, episode.num_answers
         try:
-            check = checked_observation if kind == "open" else checked_result
-            answer = check(answer, f"the environment's {'reset' if kind == 'open' else kind}")
+            if kind == "open":
+                answer = answer if is_plain(answer) else checked_observation(answer, "the environment's reset")
+            else:
+                answer = answer if is_plain_result(answer) else checked_result(answer, f"the environment's {kind}")
         except ContractError as error:
             raise error.of(record.task.id) from error
         if number < len(record.answers):

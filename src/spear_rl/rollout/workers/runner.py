@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from spear_rl.errors import UserError
 from spear_rl.rollout import contract
-from spear_rl.rollout.contract import ContractError
+from spear_rl.rollout.contract import MAX_NUMBER, MAX_TEXT, ContractError
 from spear_rl.rollout.env import Environment, Observation, StepResult, Task
 
 
@@ -135,15 +135,67 @@ class InProcess:
     def _env_answer(self, key: int, record: Record) -> Observation | StepResult:
         """The answer to the last action, after a replay if the environment is new."""
         if key in self._envs:
-            return contract.checked_step(self._envs[key], record.actions[-1])
+            return checked_step(self._envs[key], record.actions[-1])
         env = self._envs[key] = record.task.make_env()
-        answer: Observation | StepResult = contract.checked_reset(env)
+        answer: Observation | StepResult = checked_reset(env)
         for number, action in enumerate(record.actions):
             record.check(number, answer)
-            answer = contract.checked_step(env, action)
+            answer = checked_step(env, action)
         return answer
 
     def _close_env(self, key: int) -> None:
         env = self._envs.pop(key, None)
         if env is not None:
-            contract.close_quietly(env)
+            close_quietly(env)
+
+
+def checked_reset(env: Any) -> Observation:
+    """The checked first observation of a new environment."""
+    for method in ("reset", "step"):
+        if not callable(getattr(env, method, None)):
+            raise ContractError(f"make_env returned {contract.described(env)}, which has no method {method}")
+    seen = env.reset()
+    return seen if is_plain(seen) else contract.checked_observation(seen, f"{type(env).__name__}.reset")
+
+
+def checked_step(env: Environment, action: str) -> StepResult:
+    result = env.step(action)
+    return result if is_plain_result(result) else contract.checked_result(result, f"{type(env).__name__}.step")
+
+
+def close_quietly(env: Environment) -> None:
+    """Close an environment and ignore what it raises: the episode is over and its rewards stand."""
+    try:
+        env.close()
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return
+
+
+def is_plain(seen: object) -> bool:
+    """Whether an Observation is as the contract wants it: the common case, and much faster than converting."""
+    try:
+        if type(seen) is not Observation or type(seen.choices) is not tuple or type(seen.images) is not tuple:
+            return False
+        texts = [seen.text, seen.state_key, *seen.choices]
+        if seen.images or {*map(type, texts)} != {str}:
+            return False
+        return len(text := "".join(texts)) <= MAX_TEXT and text.isascii()
+    except AttributeError:  # a field that was never set
+        return False
+
+
+def is_plain_result(result: object) -> bool:
+    """Whether a StepResult is as the contract wants it."""
+    try:
+        if type(result) is not StepResult or not is_plain(result.observation):
+            return False
+        values = (result.reward, result.done, result.used_tool, result.invalid, result.metrics)
+        if not all(type(v) is kind for v, kind in zip(values, (float, bool, bool, str, dict), strict=True)):
+            return False
+        if result.metrics or type(result.success) not in (bool, type(None)):
+            return False
+        return abs(result.reward) <= MAX_NUMBER and len(result.invalid) <= MAX_TEXT and result.invalid.isascii()
+    except AttributeError:
+        return False

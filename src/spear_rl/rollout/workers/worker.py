@@ -15,8 +15,8 @@ import time
 from queue import SimpleQueue
 from typing import Any, BinaryIO
 
-from spear_rl.rollout.contract import checked_reset, checked_step, close_quietly
 from spear_rl.rollout.workers.protocol import READY, Request, answer_frame, frames
+from spear_rl.rollout.workers.runner import checked_reset, checked_step, close_quietly
 
 GRACE = 1.0
 """Seconds for a running step to finish once the input has ended."""
