@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from conftest import random_batch
 from spear_rl.engines.base import Batch, NonFiniteLossError, Term
-from spear_rl.engines.generation.sampling import StopStrings
-from spear_rl.engines.scoring.logprobs import row_inputs, token_scores
+from spear_rl.engines.generation.padded import StopStrings
+from spear_rl.engines.hf import row_inputs, token_scores
 from spear_rl.functional import (
     LossOutput,
     clipped_surrogate,
@@ -147,7 +147,7 @@ def test_logits_in_pieces_are_the_same_logits(make_engine, monkeypatch):
     engine = make_engine(max_grad_norm=1e9)
     batch = random_batch(random.Random(5), rows=5, vocabulary=250)
     expected = result_of(engine, batch, partial(clipped_surrogate, entropy_bonus=0.1))
-    monkeypatch.setattr("spear_rl.engines.scoring.logprobs.MAX_LOGITS", 1000)
+    monkeypatch.setattr("spear_rl.engines.hf.MAX_LOGITS", 1000)
     assert_same(
         result_of(make_engine(max_grad_norm=1e9), batch, partial(clipped_surrogate, entropy_bonus=0.1)), expected
     )
