@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -236,6 +237,7 @@ class HFEngine:
     def _micro_batches(self, batch: Batch) -> list[MicroBatch]:
         """Rows of similar length within the token budget, all transferred to the device at once."""
         device, lengths = self.model.device, batch.attention.sum(1)
+        sent = partial(Tensor.to, device=device, non_blocking=True)
         if not torch.equal(batch.attention, torch.arange(batch.attention.shape[1]) < lengths[:, None]):
             raise ValueError("a Batch must be padded on the right")
         order = lengths.argsort(stable=True)
@@ -248,23 +250,29 @@ class HFEngine:
         out, room = [], self._max_kept_tokens
         for start, end in pairwise([*cuts, len(order)]):
             rows = order[start:end]
-            width = int(lengths[rows[-1]])
-            room -= int(lengths[rows].sum()) if self.packed else len(rows) * width
+            sizes, width = lengths[rows], int(lengths[rows[-1]])
+            room -= int(sizes.sum()) if self.packed else len(rows) * width
             ids, mask = batch.input_ids[rows, :width], batch.mask[rows, :width]
-            inputs = row_inputs(ids, mask, device, lengths[rows] if self.packed else None)
-            images = tuple(batch.images[row] for row in rows.tolist()) if isinstance(batch, ImageBatch) else None
-            out.append(MicroBatch(rows.to(device, non_blocking=True), width, room >= 0, inputs, images))
+            row, column = torch.nonzero(mask[:, 1:], as_tuple=True)
+            predictors: tuple[Tensor | int, Tensor]
+            if self.packed:
+                places = (sizes.cumsum(0) - sizes)[row] + column
+                inputs, predictors = packed_inputs(ids, sizes, device), (0, sent(places))
+            else:  # no attention mask: causal attention never sees padding on the right
+                inputs, predictors = {"input_ids": sent(ids)}, (sent(row), sent(column))
+            targets, target_index = sent(ids[row, column + 1]), (sent(row), sent(column + 1))
+            images = tuple(batch.images[n] for n in rows.tolist()) if isinstance(batch, ImageBatch) else None
+            out.append(MicroBatch(sent(rows), width, room >= 0, inputs, predictors, targets, target_index, images))
         return out
 
     def _scores(self, model: Any, part: MicroBatch) -> tuple[Tensor, Tensor]:
-        inputs = part.inputs
         if part.images is not None:
             if self._pixels is None:
                 raise ValueError("a Batch has images, and this engine has no processor to read them with")
-            pixels = self._pixels.inputs(inputs.model_inputs["input_ids"], part.images)
-            inputs = replace(inputs, model_inputs=inputs.model_inputs | pixels)
+            pixels = self._pixels.inputs(part.model_inputs["input_ids"], part.images)
+            part = replace(part, model_inputs=part.model_inputs | pixels)
         # At the sampling temperature, so that ratios start at 1.
-        return token_scores(model, inputs, temperature=self.sampling.temperature or 1.0, plain_head=self._plain_head)
+        return token_scores(model, part, temperature=self.sampling.temperature or 1.0, plain_head=self._plain_head)
 
 
 class NativeGenerator:
@@ -314,21 +322,13 @@ class NativeGenerator:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows of one forward pass."""
+    """Rows of one forward pass, on the device."""
 
     rows: Tensor
     """Their indices in the batch."""
     width: int
     is_kept: bool
     """Whether activations are kept for the backward pass, or computed again."""
-    inputs: RowInputs
-    images: tuple[tuple[bytes, ...], ...] | None = None
-
-
-@dataclass(frozen=True)
-class RowInputs:
-    """Rows on the device, ready to be scored."""
-
     model_inputs: dict[str, Any]
     predictors: tuple[Tensor | int, Tensor]
     """Index of the model's outputs that predict a trained token."""
@@ -336,37 +336,18 @@ class RowInputs:
     """[K] the trained tokens."""
     target_index: tuple[Tensor, Tensor]
     """Their rows and columns."""
-    shape: torch.Size
-
-
-def row_inputs(input_ids: Tensor, mask: Tensor, device: torch.device, lengths: Tensor | None = None) -> RowInputs:
-    """Rows padded on the right, which causal attention never sees, so that no attention mask is needed.
-
-    With `lengths` [B] they are packed instead, for a model with packed attention.
-    """
-
-    def sent(tensor: Tensor) -> Tensor:
-        return tensor.to(device, non_blocking=True)
-
-    rows, columns = torch.nonzero(mask[:, 1:], as_tuple=True)
-    targets, target_index = sent(input_ids[rows, columns + 1]), (sent(rows), sent(columns + 1))
-    if lengths is None:
-        inputs, predictors = {"input_ids": sent(input_ids)}, (target_index[0], sent(columns))
-        return RowInputs(inputs, predictors, targets, target_index, input_ids.shape)
-    places = sent((lengths.cumsum(0) - lengths)[rows] + columns)
-    inputs = packed_inputs(input_ids, lengths, device)
-    return RowInputs(inputs, (0, places), targets, target_index, input_ids.shape)
+    images: tuple[tuple[bytes, ...], ...] | None = None
 
 
 def token_scores(
-    model: Any, inputs: RowInputs, *, temperature: float = 1.0, plain_head: bool = True
+    model: Any, part: MicroBatch, *, temperature: float = 1.0, plain_head: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """[B, T] log-probabilities and entropies of the trained tokens; 0 elsewhere."""
-    device, targets = model.device, inputs.targets
+    """[rows, width] log-probabilities and entropies of the trained tokens; 0 elsewhere."""
+    targets = part.targets
     if plain_head:
-        hidden = model.base_model(**inputs.model_inputs, use_cache=False).last_hidden_state[inputs.predictors]
+        hidden = model.base_model(**part.model_inputs, use_cache=False).last_hidden_state[part.predictors]
         head = model.get_output_embeddings()
-        most = MAX_LOGITS * (4 if device.type == "cuda" else 1)
+        most = MAX_LOGITS * (4 if model.device.type == "cuda" else 1)
         size = max(most // model.config.get_text_config().vocab_size, 1)
         if len(targets) <= size:
             logprobs, entropies = _scores(head(hidden), targets, temperature)
@@ -377,10 +358,10 @@ def token_scores(
             ]
             logprobs, entropies = (torch.cat(parts) for parts in zip(*chunks, strict=True))
     else:
-        logits = model(**inputs.model_inputs, use_cache=False).logits[inputs.predictors]
+        logits = model(**part.model_inputs, use_cache=False).logits[part.predictors]
         logprobs, entropies = _scores(logits, targets, temperature)
-    zeros = torch.zeros(inputs.shape, dtype=logprobs.dtype, device=device)
-    return zeros.index_put(inputs.target_index, logprobs), zeros.index_put(inputs.target_index, entropies)
+    zeros = torch.zeros((len(part.rows), part.width), dtype=logprobs.dtype, device=model.device)
+    return zeros.index_put(part.target_index, logprobs), zeros.index_put(part.target_index, entropies)
 
 
 def _scores(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

@@ -61,12 +61,10 @@ class Decoder:
         for position in range(sampling.max_new_tokens):
             tokens, scores = sampled(logits, sampling, generator)
             tokens = torch.where(active, tokens, self._pad_id)
-            for row, (token, score, is_active) in enumerate(
-                zip(tokens.tolist(), scores.tolist(), active.tolist(), strict=True)
-            ):
-                if is_active:
-                    written[row].append(token)
-                    logprobs[row].append(score)
+            ids, values = tokens.tolist(), scores.tolist()
+            for row in active.nonzero().flatten().tolist():
+                written[row].append(ids[row])
+                logprobs[row].append(values[row])
             active = active & ~torch.isin(tokens, self._end_ids)
             for row in active.nonzero().flatten().tolist() if sampling.stop else ():
                 active[row] = not stops.end(written[row])
