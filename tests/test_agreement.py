@@ -12,10 +12,10 @@ from conftest import random_batch
 from spear_rl.engines.base import Term
 from spear_rl.engines.hf import HFEngine
 from spear_rl.engines.memory import activation_bytes, footprint
+from spear_rl.engines.models.prepare import has_plain_head
 from spear_rl.engines.packed import parity as agreement
 from spear_rl.engines.packed.attention import attention_layers
 from spear_rl.engines.packed.parity import disagreement
-from spear_rl.engines.scoring.logprobs import has_plain_head
 from spear_rl.errors import UserError
 from spear_rl.functional import clipped_surrogate
 from spear_rl.rollout import Sampling
@@ -118,7 +118,7 @@ def test_a_faithless_attention_is_found_out_and_padding_used_with_a_word_on_it(t
     """As if a GPU had kernels, and they did something else than the model does."""
     model = random_model("Llama", GROUPED)
     assert not disagreement(model, tokenizer, plain_head=True)
-    monkeypatch.setattr("spear_rl.engines.hf.has_kernel", lambda device, dtype: True)
+    monkeypatch.setattr("spear_rl.engines.models.prepare.has_kernel", lambda device, dtype: True)
     assert HFEngine(model, tokenizer, compiled=False).packed
     model = random_model("Llama", GROUPED)
     for layer in model.model.layers:

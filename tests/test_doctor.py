@@ -225,7 +225,7 @@ def test_a_footprint_is_the_sum_of_its_parts():
 def test_an_engine_on_a_cpu_cuts_batches_alike_whatever_memory_there_is(tokenizer, monkeypatch, folder):
     sizes = []
     for free in (1 << 24, 1 << 40):
-        monkeypatch.setattr("spear_rl.engines.hf.free_bytes", lambda device, free=free: free)
+        monkeypatch.setattr("spear_rl.engines.models.prepare.free_bytes", lambda device, free=free: free)
         engine = HFEngine(*model_in_folder(folder), micro_batch_tokens=None, max_kept_tokens=None)
         sizes.append((engine._micro_batch_tokens, engine._max_kept_tokens))
     assert sizes == [(4096, 1024), (4096, 65536)]

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from conftest import random_batch
 from spear_rl.engines.base import Batch, NonFiniteLossError, Term
-from spear_rl.engines.generation.sampling import StopStrings
-from spear_rl.engines.scoring.logprobs import row_inputs, token_scores
+from spear_rl.engines.generation.padded import StopStrings
+from spear_rl.engines.hf import token_scores
 from spear_rl.functional import (
     LossOutput,
     clipped_surrogate,
@@ -137,8 +137,8 @@ def test_rows_padded_on_the_left_are_refused(make_engine):
 def test_the_short_way_to_logits_and_the_whole_model_agree(make_engine):
     engine = make_engine()
     batch = random_batch(random.Random(4), rows=4, vocabulary=250)
-    short = token_scores(engine.model, row_inputs(batch.input_ids, batch.mask, engine.model.device), plain_head=True)
-    whole = token_scores(engine.model, row_inputs(batch.input_ids, batch.mask, engine.model.device), plain_head=False)
+    (rows,) = engine._micro_batches(batch)
+    short, whole = (token_scores(engine.model, rows, plain_head=is_plain) for is_plain in (True, False))
     for mine, theirs in zip(short, whole, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 
@@ -147,7 +147,7 @@ def test_logits_in_pieces_are_the_same_logits(make_engine, monkeypatch):
     engine = make_engine(max_grad_norm=1e9)
     batch = random_batch(random.Random(5), rows=5, vocabulary=250)
     expected = result_of(engine, batch, partial(clipped_surrogate, entropy_bonus=0.1))
-    monkeypatch.setattr("spear_rl.engines.scoring.logprobs.MAX_LOGITS", 1000)
+    monkeypatch.setattr("spear_rl.engines.hf.MAX_LOGITS", 1000)
     assert_same(
         result_of(make_engine(max_grad_norm=1e9), batch, partial(clipped_surrogate, entropy_bonus=0.1)), expected
     )
@@ -163,7 +163,9 @@ def test_sampled_log_probabilities_match_the_training_forward_over_growing_conve
             ids = torch.tensor([[*prompt, *completion.token_ids]])
             mask = torch.zeros_like(ids, dtype=torch.bool)
             mask[0, len(prompt) :] = True
-            scored = token_scores(engine.model, row_inputs(ids, mask, engine.model.device))[0][0, len(prompt) :]
+            nothing = torch.zeros(ids.shape)
+            rows = Batch(ids, torch.ones_like(mask), mask, nothing, nothing)
+            scored = engine.scored(rows)[0][0, len(prompt) :]
             torch.testing.assert_close(scored, torch.tensor(completion.logprobs), rtol=1e-4, atol=1e-5)
         replies = ["right", "wrong " * (turn + 1), ""]
         prompts = [renderer.extended(p, c.token_ids, r) for p, c, r in zip(prompts, completions, replies, strict=False)]

@@ -14,7 +14,8 @@ from conftest import random_batch
 from spear_rl.engines.base import NonFiniteLossError, Term
 from spear_rl.engines.generation.continuous import SlotDecoder
 from spear_rl.engines.generation.kv_slots import Slots
-from spear_rl.engines.generation.sampling import chosen, nucleus, uniforms
+from spear_rl.engines.generation.padded import nucleus
+from spear_rl.engines.generation.sampling import chosen, uniforms
 from spear_rl.engines.hf import HFEngine
 from spear_rl.engines.models.tiny import tiny_model
 from spear_rl.errors import UserError

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from conftest import killed_run, logged, random_batch
 from spear_rl.engines.base import Term
+from spear_rl.engines.models.master_weights import MasterWeights
 from spear_rl.engines.models.tiny import tiny_model
-from spear_rl.engines.scoring.master_weights import MasterWeights
 from spear_rl.functional import clipped_surrogate
 from spear_rl.train.checkpoint import load_state
 

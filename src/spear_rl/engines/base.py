@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
@@ -108,6 +108,15 @@ class TrainableEngine(Engine, Protocol):
         """What a checkpoint holds besides the weights: tensors, numbers, strings, and lists and dicts of them."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Sampler(Protocol):
+    """Generates in the engine's place."""
+
+    def generate(self, prompts: Sequence[list[int]]) -> list[Completion]: ...
+    def evaluation_generator(self, sampling: Sampling, *, seed: int) -> Generator: ...
+    def load(self, named_weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Take over the trainer's weights."""
 
 
 def missing_members(engine: object) -> list[str]:

@@ -2,44 +2,34 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from spear_rl.engines.base import Batch, NonFiniteLossError, Term
-from spear_rl.engines.device import free_bytes
+from spear_rl.engines.base import Batch, ImageBatch, NonFiniteLossError, Sampler, Term
 from spear_rl.engines.generation.continuous import SlotDecoder
-from spear_rl.engines.generation.native import NativeGenerator
 from spear_rl.engines.generation.padded import Decoder
-from spear_rl.engines.memory import automatic_tokens, footprint, memory_guard
+from spear_rl.engines.memory import MAX_LOGITS, OUT_OF_MEMORY, memory_guard, raise_shortage, smaller_settings
+from spear_rl.engines.models import prepare
 from spear_rl.engines.models.lora import merged_weights, save_adapter
-from spear_rl.engines.packed.attention import detach_cache, has_kernel, use_packed_attention
-from spear_rl.engines.packed.parity import disagreement
-from spear_rl.engines.scoring.logprobs import MicroBatch, has_plain_head, joined, micro_batches, token_scores
-from spear_rl.engines.scoring.master_weights import MasterWeights, largest_entry
+from spear_rl.engines.models.master_weights import MasterWeights
+from spear_rl.engines.packed.attention import packed_inputs
 from spear_rl.engines.vision import Pixels, VisionDecoder
-from spear_rl.errors import UserError
 from spear_rl.functional.losses import LossInputs
 from spear_rl.rollout.collect import Lockstep
-from spear_rl.rollout.generator import Generator, Sampling, Stream
+from spear_rl.rollout.generator import Generator, Sampling, Stream, drained
 from spear_rl.types import Completion, Metrics
 
 logger = logging.getLogger(__name__)
-
-
-class Sampler(Protocol):
-    """Generates in the engine's place."""
-
-    def generate(self, prompts: Sequence[list[int]]) -> list[Completion]: ...
-    def evaluation_generator(self, sampling: Sampling, *, seed: int) -> Generator: ...
-    def load(self, named_weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Take over the trainer's weights."""
 
 
 class HFEngine:
@@ -98,13 +88,15 @@ class HFEngine:
         self._adapter, self._sampler, self.processor = adapter, sampler, processor
         self._pixels = None if processor is None else Pixels(model, processor)
         self._masters = MasterWeights(model, dtype)
-        self._initial_largest = largest_entry(self._masters.trained)
-        self._plain_head = has_plain_head(model)
-        self.packed = self._is_packed(packed)
-        self._compiled = self.packed and model.device.type == "cuda" if compiled is None else compiled
+        self._plain_head = prepare.has_plain_head(model)
+        self.packed = prepare.packs_rows(
+            model, tokenizer, packed, plain_head=self._plain_head, generates=sampler is None,
+            has_images=processor is not None,
+        )  # fmt: skip
+        compiled = self.packed and model.device.type == "cuda" if compiled is None else compiled
         self._checkpointing = checkpointing
-        _prepare_layers(model, packed=self.packed, compiled=self._compiled, checkpointing=checkpointing)
-        ends = _end_ids(model, tokenizer) if end_ids is None else list(end_ids)
+        prepare.prepare_layers(model, packed=self.packed, compiled=compiled, checkpointing=checkpointing)
+        ends = prepare.all_end_ids(model, tokenizer) if end_ids is None else list(end_ids)
         self._slots: SlotDecoder | None = None
         if self.packed:
             slots = {"num_slots": num_slots, "slot_tokens": slot_tokens}
@@ -118,9 +110,11 @@ class HFEngine:
         self._reference: Any = None
         self._has_fresh_rows = True
         self.reset_optimizer(learning_rate)
-        fitting = self._fitting_tokens() if None in (micro_batch_tokens, max_kept_tokens) else (0, 0)
-        self._micro_batch_tokens = fitting[0] if micro_batch_tokens is None else micro_batch_tokens
-        self._max_kept_tokens = fitting[1] if max_kept_tokens is None else max_kept_tokens
+        self._micro_batch_tokens, self._max_kept_tokens = prepare.token_limits(
+            micro_batch_tokens, max_kept_tokens, model, self._masters, self._slots, compiled, checkpointing
+        )
+        has_adapter = adapter is not None
+        self._advice = smaller_settings(self._micro_batch_tokens, checkpointing=checkpointing, has_adapter=has_adapter)
 
     def reset_optimizer(self, learning_rate: float) -> None:
         fused = self.model.device.type == "cuda"
@@ -134,12 +128,8 @@ class HFEngine:
 
     def set_reference(self, model: Any | None = None) -> None:
         """Freeze a copy of `model`, or of the policy, as the reference of the KL term."""
-        frozen = copy.deepcopy(self.model if model is None else model)
-        detach_cache(frozen)
-        frozen = frozen.eval().requires_grad_(False).to(self.model.device)
-        MasterWeights(frozen, self.model.get_input_embeddings().weight.dtype)
-        _prepare_layers(frozen, packed=self.packed, compiled=False, checkpointing=False)
-        self._reference = frozen
+        origin = self.model if model is None else model
+        self._reference = prepare.frozen_copy(origin, like=self.model, packed=self.packed)
 
     def generate(self, prompts: Sequence[list[int]]) -> list[Completion]:
         return (self._sampler or self._native).generate(prompts)
@@ -153,10 +143,10 @@ class HFEngine:
 
     def update(self, terms: Sequence[Term]) -> Metrics:
         if self._checkpointing:
-            _checkpoint_layers(self.model)
+            prepare.checkpoint_layers(self.model)
         self._optimizer.zero_grad(set_to_none=True)
         metrics: Metrics = {}
-        with memory_guard(f"learning from the {terms[0].name} rows", self._smaller_settings()):
+        try:
             beside: LossInputs | None = None
             for term in terms:
                 found, beside = self._accumulate(term, beside)
@@ -165,7 +155,11 @@ class HFEngine:
             if not math.isfinite(norm):
                 raise NonFiniteLossError(f"the gradient's norm is {norm}; the weights were not changed")
             self._optimizer.step()
-            self._masters.write_back()
+            if self._masters.pairs:
+                self._masters.write_back()
+        except OUT_OF_MEMORY as error:
+            raise_shortage(error, f"learning from the {terms[0].name} rows", self._advice)
+            raise
         return metrics | {f"{terms[0].name}/grad_norm": norm}
 
     def sync(self) -> None:
@@ -201,72 +195,14 @@ class HFEngine:
         self.sync()
 
     def check_weights(self, bound: float) -> None:
-        """Raise if the trained weights or the optimizer's state are not finite, or a weight is larger than `bound`.
-
-        A model that came with larger weights may have up to ten times those.
-        """
-        largest = largest_entry(self._masters.trained)
-        moments = [x for state in self._optimizer.state.values() for x in state.values() if isinstance(x, Tensor)]
-        if not largest <= max(bound, 10 * self._initial_largest):
-            raise NonFiniteLossError(f"the policy has diverged (its largest weight is {largest:g}) and was not saved")
-        if not math.isfinite(largest_entry(moments)):
-            raise NonFiniteLossError("the optimizer's state is not finite and was not saved")
+        self._masters.check(bound, self._optimizer)
 
     def scored(self, batch: Batch) -> tuple[Tensor, Tensor]:
         parts = self._micro_batches(batch)
-        with torch.no_grad(), memory_guard("scoring rows", self._smaller_settings()):
+        with torch.no_grad(), memory_guard("scoring rows", self._advice):
             scores = [self._scores(self.model, part) for part in parts]
         logprobs, entropy = (joined(batch, parts, list(values)) for values in zip(*scores, strict=True))
         return logprobs, entropy
-
-    def _is_packed(self, asked: bool | None) -> bool:
-        """Whether to pack rows: only where results agree with the model's own, and by default only if it is fast."""
-        model = self.model
-        if self._pixels is not None:
-            if asked:
-                raise UserError("engine.attention=packed: rows with images are padded; leave it out")
-            return False
-        is_fast = has_kernel(model.device, model.get_input_embeddings().weight.dtype)
-        if not (is_fast if asked is None else asked):
-            return False
-        with memory_guard("testing packed attention", "the model leaves no room for anything else"):
-            reason = disagreement(model, self.tokenizer, plain_head=self._plain_head, generates=self._sampler is None)
-        if reason and asked:
-            raise UserError(f"engine.attention=packed: {reason}; set engine.attention=padded")
-        if reason:
-            logger.warning("rows are padded, which is slower: %s", reason)
-        return not reason
-
-    def _fitting_tokens(self) -> tuple[int, int]:
-        """(tokens per micro-batch, tokens whose activations are kept) that fit into memory."""
-        device = self.model.device
-        taken = footprint(
-            self.model.config,
-            num_weights=0,
-            num_trained=sum(p.numel() for p in self._masters.trained),
-            dtype=self.model.get_input_embeddings().weight.dtype,
-            kept_tokens=1024,
-            num_slots=self._slots.slots.count if self._slots else 0,
-            slot_tokens=self._slots.slots.length if self._slots else 0,
-            compiled=self._compiled,
-            checkpointing=self._checkpointing,
-            device_type=device.type,
-        )
-        free = free_bytes(device) - (taken.total - taken.activations)
-        return automatic_tokens(free, taken.activations / 1024, device.type)
-
-    def _smaller_settings(self) -> str:
-        """What to set where training runs out of memory."""
-        ways = []
-        if self._micro_batch_tokens >= 512:
-            smaller = self._micro_batch_tokens // 2
-            ways.append(f"engine.micro_batch_tokens={smaller} (it is {self._micro_batch_tokens})")
-        if not self._checkpointing:
-            ways.append("engine.checkpointing=true")
-        if self._adapter is None:
-            ways.append("in a new run engine.lora_rank=16")
-        known = f"set {' or '.join(ways)}" if ways else "take a smaller model or lower rollout.max_context"
-        return f"{known}; the weights were not changed"
 
     def _accumulate(self, term: Term, beside: LossInputs | None) -> tuple[Metrics, LossInputs]:
         """Add the gradient of one term; `beside` is the input of the loss of the term before it."""
@@ -280,8 +216,7 @@ class HFEngine:
         ref_logprobs = None
         if self._reference is not None:
             with torch.no_grad():
-                frozen = [self._scores(self._reference, part)[0] for part in parts]
-            ref_logprobs = joined(batch, parts, frozen)
+                ref_logprobs = joined(batch, parts, [self._scores(self._reference, part)[0] for part in parts])
 
         mask, old, advantages = (x.to(logprobs.device) for x in (batch.mask, batch.old_logprobs, batch.advantages))
         inputs = LossInputs(logprobs, old, advantages, mask, entropy, ref_logprobs, term.generator, beside)
@@ -301,46 +236,144 @@ class HFEngine:
         return {f"{term.name}/{name}": float(value) for name, value in values.items()}, inputs
 
     def _micro_batches(self, batch: Batch) -> list[MicroBatch]:
-        limits = {"max_tokens": self._micro_batch_tokens, "max_kept_tokens": self._max_kept_tokens}
-        return micro_batches(batch, self.model.device, packed=self.packed, **limits)
+        """Rows of similar length within the token budget, all transferred to the device at once."""
+        device, lengths = self.model.device, batch.attention.sum(1)
+        sent = partial(Tensor.to, device=device, non_blocking=True)
+        if not torch.equal(batch.attention, torch.arange(batch.attention.shape[1]) < lengths[:, None]):
+            raise ValueError("a Batch must be padded on the right")
+        order = lengths.argsort(stable=True)
+        cuts, fed, start = [0], 0, 0
+        for place, width in enumerate(lengths[order].tolist()):
+            fed = fed + width if self.packed else width * (place - start + 1)
+            if place > start and fed > self._micro_batch_tokens:
+                cuts.append(place)
+                start, fed = place, width
+        out, room = [], self._max_kept_tokens
+        for start, end in pairwise([*cuts, len(order)]):
+            rows = order[start:end]
+            sizes, width = lengths[rows], int(lengths[rows[-1]])
+            room -= int(sizes.sum()) if self.packed else len(rows) * width
+            ids, mask = batch.input_ids[rows, :width], batch.mask[rows, :width]
+            row, column = torch.nonzero(mask[:, 1:], as_tuple=True)
+            predictors: tuple[Tensor | int, Tensor]
+            if self.packed:
+                places = (sizes.cumsum(0) - sizes)[row] + column
+                inputs, predictors = packed_inputs(ids, sizes, device), (0, sent(places))
+            else:  # no attention mask: causal attention never sees padding on the right
+                inputs, predictors = {"input_ids": sent(ids)}, (sent(row), sent(column))
+            targets, target_index = sent(ids[row, column + 1]), (sent(row), sent(column + 1))
+            images = tuple(batch.images[n] for n in rows.tolist()) if isinstance(batch, ImageBatch) else None
+            out.append(MicroBatch(sent(rows), width, room >= 0, inputs, predictors, targets, target_index, images))
+        return out
 
     def _scores(self, model: Any, part: MicroBatch) -> tuple[Tensor, Tensor]:
-        inputs = part.inputs
         if part.images is not None:
             if self._pixels is None:
                 raise ValueError("a Batch has images, and this engine has no processor to read them with")
-            inputs = self._pixels.added(inputs, part.images)
+            pixels = self._pixels.inputs(part.model_inputs["input_ids"], part.images)
+            part = replace(part, model_inputs=part.model_inputs | pixels)
         # At the sampling temperature, so that ratios start at 1.
-        return token_scores(model, inputs, temperature=self.sampling.temperature or 1.0, plain_head=self._plain_head)
+        return token_scores(model, part, temperature=self.sampling.temperature or 1.0, plain_head=self._plain_head)
 
 
-def _prepare_layers(model: Any, *, packed: bool, compiled: bool, checkpointing: bool) -> None:
-    if packed:
-        use_packed_attention(model)
-    if checkpointing:
-        if not model.supports_gradient_checkpointing:
-            raise UserError(f"engine.checkpointing: {type(model).__name__} does not support it; leave it out")
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    if compiled:
-        kinds = set(model._no_split_modules or ())
-        for module in model.modules():
-            if type(module).__name__ in kinds:
-                # The layers are alike and sizes are symbolic, so only the first one is compiled, once.
-                module.compile(dynamic=True)
+class NativeGenerator:
+    """Completes prompts with the trained model: continuous batching where it has KV-cache slots, else padded batches.
+
+    Args:
+        seed: of padded batches.
+        stream_seed: of the streams, which are numbered from it.
+    """
+
+    def __init__(
+        self, decoder: Decoder | VisionDecoder, slots: SlotDecoder | None, sampling: Sampling, *, device: torch.device,
+        seed: int, stream_seed: int,
+    ) -> None:  # fmt: skip
+        self._decoder, self._slots, self._sampling = decoder, slots, sampling
+        self.random, self.num_streams = torch.Generator(device).manual_seed(seed), 0
+        self._stream_seed = stream_seed
+
+    def generate(self, prompts: Sequence[list[int]]) -> list[Completion]:
+        if self._slots is not None:
+            return drained(self.stream(), prompts)
+        try:
+            return self._decoder.completions(prompts, self._sampling, self.random)
+        except OUT_OF_MEMORY as error:
+            raise_shortage(error, "generating", "lower rollout.num_tasks or rollout.group_size, or rollout.max_context")
+            raise
+
+    def stream(self) -> Stream:
+        """Completions as they finish; without slots, batch by batch."""
+        if self._slots is None:
+            return Lockstep(self)
+        self.num_streams += 1
+        return self._slots.stream(self._sampling, seed=self._stream_seed + self.num_streams)
+
+    def evaluation_generator(self, sampling: Sampling, *, seed: int) -> NativeGenerator:
+        """A generator with its own sampling and random stream."""
+        self._decoder.forget()
+        device = self.random.device
+        return NativeGenerator(self._decoder, self._slots, sampling, device=device, seed=seed, stream_seed=seed)
+
+    def forget(self) -> None:
+        """Drop KV caches, which were made with other weights."""
+        self._decoder.forget()
+        if self._slots is not None:
+            self._slots.slots.forget()
 
 
-def _checkpoint_layers(model: Any) -> None:
-    """transformers checkpoints in training mode only; dropout stays off."""
-    for module in model.modules():
-        if getattr(module, "gradient_checkpointing", False):
-            module.training = True
-            for name, value in vars(module).items():
-                if isinstance(value, float) and "drop" in name:
-                    setattr(module, name, 0.0)
+@dataclass(frozen=True)
+class MicroBatch:
+    """Rows of one forward pass, on the device."""
+
+    rows: Tensor
+    """Their indices in the batch."""
+    width: int
+    is_kept: bool
+    """Whether activations are kept for the backward pass, or computed again."""
+    model_inputs: dict[str, Any]
+    predictors: tuple[Tensor | int, Tensor]
+    """Index of the model's outputs that predict a trained token."""
+    targets: Tensor
+    """[K] the trained tokens."""
+    target_index: tuple[Tensor, Tensor]
+    """Their rows and columns."""
+    images: tuple[tuple[bytes, ...], ...] | None = None
 
 
-def _end_ids(model: Any, tokenizer: Any) -> list[int]:
-    """Every token that ends a completion: the tokenizer's and the model's (some models have several)."""
-    own = getattr(model.generation_config, "eos_token_id", None)
-    ends = own if isinstance(own, list) else [own]
-    return [token for token in [tokenizer.eos_token_id, *ends] if token is not None]
+def token_scores(
+    model: Any, part: MicroBatch, *, temperature: float = 1.0, plain_head: bool = True
+) -> tuple[Tensor, Tensor]:
+    """[rows, width] log-probabilities and entropies of the trained tokens; 0 elsewhere."""
+    targets = part.targets
+    if plain_head:
+        hidden = model.base_model(**part.model_inputs, use_cache=False).last_hidden_state[part.predictors]
+        head = model.get_output_embeddings()
+        most = MAX_LOGITS * (4 if model.device.type == "cuda" else 1)
+        size = max(most // model.config.get_text_config().vocab_size, 1)
+        if len(targets) <= size:
+            logprobs, entropies = _scores(head(hidden), targets, temperature)
+        else:
+            chunks = [
+                checkpoint(lambda h, t: _scores(head(h), t, temperature), h, t, use_reentrant=False)
+                for h, t in zip(torch.split(hidden, size), torch.split(targets, size), strict=True)
+            ]
+            logprobs, entropies = (torch.cat(parts) for parts in zip(*chunks, strict=True))
+    else:
+        logits = model(**part.model_inputs, use_cache=False).logits[part.predictors]
+        logprobs, entropies = _scores(logits, targets, temperature)
+    zeros = torch.zeros((len(part.rows), part.width), dtype=logprobs.dtype, device=model.device)
+    return zeros.index_put(part.target_index, logprobs), zeros.index_put(part.target_index, entropies)
+
+
+def _scores(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """[K, V] logits and [K] targets to [K] log-probabilities and [K] entropies."""
+    full = (logits.float() / temperature).log_softmax(-1)
+    return full.gather(-1, targets[:, None]).squeeze(-1), -(full.exp() * full).sum(-1)
+
+
+def joined(batch: Batch, parts: Sequence[MicroBatch], values: Sequence[Tensor]) -> Tensor:
+    """The micro-batches' values as one detached [B, T] tensor."""
+    whole = torch.zeros(batch.input_ids.shape, dtype=values[0].dtype, device=values[0].device)
+    for part, value in zip(parts, values, strict=True):
+        whole[part.rows, : part.width] = value.detach()
+    return whole

@@ -15,10 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spear_rl.engines.scoring.logprobs import MAX_LOGITS
 from spear_rl.errors import ShortOfMemoryError
 
 GIB = 1 << 30
+
+MAX_LOGITS = 1 << 24
+"""Logits held at once, four times as many on a GPU; more are computed in chunks and again in the backward pass."""
+
+OUT_OF_MEMORY = (MemoryError, RuntimeError)
+"""What running out of memory may raise: torch's error is a RuntimeError, libraries below torch raise plain ones."""
 
 COMPILED_SHARE = 0.72
 """Of the activations of a compiled layer, which recomputes what is cheap. Measured on Llama-shaped models."""
@@ -35,13 +40,29 @@ def memory_guard(doing: str, advice: str) -> Iterator[None]:
     """Turn running out of memory into an error that says what to change."""
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        # Libraries below torch raise plain RuntimeErrors.
-        signs = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
-        is_shortage = isinstance(error, torch.OutOfMemoryError | MemoryError) or any(s in str(error) for s in signs)
-        if not is_shortage:
-            raise
+    except OUT_OF_MEMORY as error:
+        raise_shortage(error, doing, advice)
+        raise
+
+
+def raise_shortage(error: Exception, doing: str, advice: str) -> None:
+    """Raise an error that says what to change if `error` means too little memory; else do nothing."""
+    signs = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(s in str(error) for s in signs):
         raise ShortOfMemoryError(f"out of memory while {doing}: {advice}") from error
+
+
+def smaller_settings(micro_batch_tokens: int, *, checkpointing: bool, has_adapter: bool) -> str:
+    """What to set where training with these settings runs out of memory."""
+    ways = []
+    if micro_batch_tokens >= 512:
+        ways.append(f"engine.micro_batch_tokens={micro_batch_tokens // 2} (it is {micro_batch_tokens})")
+    if not checkpointing:
+        ways.append("engine.checkpointing=true")
+    if not has_adapter:
+        ways.append("in a new run engine.lora_rank=16")
+    known = f"set {' or '.join(ways)}" if ways else "take a smaller model or lower rollout.max_context"
+    return f"{known}; the weights were not changed"
 
 
 @dataclass(frozen=True, slots=True)

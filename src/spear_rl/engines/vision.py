@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from spear_rl.engines.generation.sampling import StopStrings, sampled
-from spear_rl.engines.scoring.logprobs import RowInputs
+from spear_rl.engines.generation.padded import StopStrings, sampled
 from spear_rl.rollout.generator import Sampling
 from spear_rl.rollout.rendering.images import pil_image
 from spear_rl.types import Completion
@@ -41,10 +39,6 @@ class Pixels:
         if "mm_token_type_ids" in self._accepted:  # models with 3D positions are told where images are
             inputs["mm_token_type_ids"] = (input_ids == self._processor.image_token_id).int().to(self._model.device)
         return inputs
-
-    def added(self, rows: RowInputs, images: Sequence[tuple[bytes, ...]]) -> RowInputs:
-        """Rows to be scored, with their pixels."""
-        return replace(rows, model_inputs=rows.model_inputs | self.inputs(rows.model_inputs["input_ids"], images))
 
     @property
     def placeholders(self) -> Tensor:

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from spear_rl.engines.base import NonFiniteLossError
 from spear_rl.engines.generation.kv_slots import Slot, Slots
-from spear_rl.engines.generation.sampling import StopStrings, chosen, uniforms
+from spear_rl.engines.generation.padded import StopStrings
+from spear_rl.engines.generation.sampling import chosen, uniforms
 from spear_rl.engines.memory import memory_guard
 from spear_rl.engines.packed.attention import CachedRows, Rows, attach_cache
 from spear_rl.rollout.generator import Sampling

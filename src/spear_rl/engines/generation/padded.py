@@ -11,12 +11,15 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from spear_rl.engines.generation.sampling import StopStrings, sampled
+from spear_rl.engines.base import NonFiniteLossError
 from spear_rl.rollout.generator import Sampling
 from spear_rl.types import Completion
 
 SPARE = 64
 """Columns that a cache layer allocates beyond those in use."""
+
+MIN_WINDOW = 32
+"""Tokens decoded to look for a stop string; more for a stop string of more bytes."""
 
 
 @dataclass
@@ -58,12 +61,10 @@ class Decoder:
         for position in range(sampling.max_new_tokens):
             tokens, scores = sampled(logits, sampling, generator)
             tokens = torch.where(active, tokens, self._pad_id)
-            for row, (token, score, is_active) in enumerate(
-                zip(tokens.tolist(), scores.tolist(), active.tolist(), strict=True)
-            ):
-                if is_active:
-                    written[row].append(token)
-                    logprobs[row].append(score)
+            ids, values = tokens.tolist(), scores.tolist()
+            for row in active.nonzero().flatten().tolist():
+                written[row].append(ids[row])
+                logprobs[row].append(values[row])
             active = active & ~torch.isin(tokens, self._end_ids)
             for row in active.nonzero().flatten().tolist() if sampling.stop else ():
                 active[row] = not stops.end(written[row])
@@ -178,3 +179,54 @@ def _widened(old: Tensor, states: Tensor, used: int) -> Tensor:
     if used:
         buffer[..., :used, :] = old
     return buffer
+
+
+def sampled(
+    logits: Tensor, sampling: Sampling, generator: torch.Generator, *, forbidden: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """[B] tokens and their log-probabilities under the full distribution at this temperature.
+
+    Neither top_p nor `forbidden` token ids change the log-probabilities: training computes those of the full
+    distribution, too.
+    """
+    if not torch.isfinite(logits).all():
+        raise NonFiniteLossError("the policy's logits are not finite: its weights have diverged")
+    scores = (logits.float() / (sampling.temperature or 1.0)).log_softmax(-1)
+    allowed = scores if forbidden is None else scores.index_fill(-1, forbidden, -torch.inf)
+    if sampling.temperature:
+        tokens = torch.multinomial(nucleus(allowed.exp(), sampling.top_p), 1, generator=generator)
+    else:
+        tokens = allowed.argmax(-1, keepdim=True)
+    return tokens.squeeze(-1), scores.gather(-1, tokens).squeeze(-1)
+
+
+def nucleus(probabilities: Tensor, top_p: float) -> Tensor:
+    """[B, V] probabilities, 0 outside the smallest set of tokens that holds `top_p` of the mass."""
+    if top_p >= 1:
+        return probabilities
+    ordered, order = probabilities.sort(-1, descending=True)
+    outside = ordered.cumsum(-1) - ordered >= top_p
+    return torch.zeros_like(ordered).scatter(-1, order, ordered.masked_fill(outside, 0.0))
+
+
+class StopStrings:
+    """Finds the end of a completion by its text, decoding only at tokens that can complete a stop string."""
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
+        self._tokenizer, self._stops = tokenizer, tuple(stops)
+        self._window = max([MIN_WINDOW, *(len(stop.encode()) + 1 for stop in stops)])  # a token has at least one byte
+        self._can_complete: dict[int, bool] = {}
+
+    def end(self, token_ids: list[int]) -> bool:
+        """Whether the text of these tokens contains a stop string, given that it did not one token ago."""
+        if not self._stops:
+            return False
+        last = token_ids[-1]
+        if last not in self._can_complete:
+            text = self._tokenizer.decode([last])
+            is_partial = not text or "\ufffd" in text  # some bytes of a character
+            self._can_complete[last] = is_partial or any(s[-1] in text or s[-1].isspace() for s in self._stops)
+        if not self._can_complete[last]:
+            return False
+        tail = self._tokenizer.decode(token_ids[-self._window :])
+        return any(stop in tail for stop in self._stops)

@@ -53,6 +53,17 @@ class Rows:
         return cls(starts, max(lengths) + 1)
 
 
+def packed_inputs(input_ids: Tensor, lengths: Tensor, device: torch.device) -> dict[str, Any]:
+    """Padded rows laid end to end.
+
+    [[5 6 .] [7 8 9]] of lengths 2 and 3 becomes 5 6 7 8 9 at positions 0 1 0 1 2.
+    """
+    attention = torch.arange(input_ids.shape[1]) < lengths[:, None]
+    positions = torch.arange(input_ids.shape[1]).expand(attention.shape)[attention]
+    ids, positions = torch.stack([input_ids[attention], positions]).to(device, non_blocking=True)
+    return {"input_ids": ids[None], "position_ids": positions[None], "rows": Rows.of(lengths.tolist(), device)}
+
+
 def can_pack(model: Any) -> bool:
     """Whether the model's class and config say that its attention is plain; `parity.disagreement` tests it."""
     config = model.config.get_text_config()

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from spear_rl.engines.base import NonFiniteLossError
 from spear_rl.engines.generation.continuous import SlotDecoder
-from spear_rl.engines.packed.attention import can_pack, detach_cache, use_packed_attention
-from spear_rl.engines.scoring.logprobs import packed_inputs
+from spear_rl.engines.packed.attention import can_pack, detach_cache, packed_inputs, use_packed_attention
 from spear_rl.rollout.generator import Sampling
 
 TOLERANCE, HALF_TOLERANCE = 0.01, 0.2

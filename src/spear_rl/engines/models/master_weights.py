@@ -6,11 +6,14 @@ parameter has a float32 master, which accumulates its gradients and is stepped; 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from spear_rl.engines.base import NonFiniteLossError
 
 
 class MasterWeights:
@@ -18,7 +21,7 @@ class MasterWeights:
 
     def __init__(self, model: Any, dtype: torch.dtype | None = None) -> None:
         """Rounds the model's trained parameters to `dtype` and keeps the exact ones as masters."""
-        self._pairs: list[tuple[nn.Parameter, Tensor]] = []
+        self.pairs: list[tuple[nn.Parameter, Tensor]] = []  # half-precision parameters and their masters
         self.trained: list[Tensor] = []
         self._names: dict[int, list[str]] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -34,19 +37,31 @@ class MasterWeights:
                 master = parameter.detach().float().clone().requires_grad_()
                 parameter.data = parameter.data.to(target)
                 parameter.register_post_accumulate_grad_hook(self._accumulate)
-                self._pairs.append((parameter, master))
+                self.pairs.append((parameter, master))
                 self.trained.append(master)
-        self._master_of = {id(parameter): master for parameter, master in self._pairs}
+        self._master_of = {id(parameter): master for parameter, master in self.pairs}
+        self._initial_largest = largest_entry(self.trained)
 
     def write_back(self) -> None:
         """Copy the rounded masters into the model, in place: captured CUDA graphs keep their addresses."""
-        if self._pairs:
-            with torch.no_grad():
-                torch._foreach_copy_([p.data for p, _ in self._pairs], [m.data for _, m in self._pairs])
+        with torch.no_grad():
+            torch._foreach_copy_([p.data for p, _ in self.pairs], [m.data for _, m in self.pairs])
 
     def exact_weights(self) -> dict[str, Tensor]:
         """Masters by parameter name; a tied one under both of its names."""
-        return {name: master.detach() for p, master in self._pairs for name in self._names[id(p)]}
+        return {name: master.detach() for p, master in self.pairs for name in self._names[id(p)]}
+
+    def check(self, bound: float, optimizer: torch.optim.Optimizer) -> None:
+        """Raise if weights or the optimizer's state are not finite, or a weight is larger than `bound`.
+
+        A model that came with larger weights may have up to ten times those.
+        """
+        largest = largest_entry(self.trained)
+        if not largest <= max(bound, 10 * self._initial_largest):
+            raise NonFiniteLossError(f"the policy has diverged (its largest weight is {largest:g}) and was not saved")
+        moments = [x for state in optimizer.state.values() for x in state.values() if isinstance(x, Tensor)]
+        if not math.isfinite(largest_entry(moments)):
+            raise NonFiniteLossError("the optimizer's state is not finite and was not saved")
 
     def _accumulate(self, parameter: Tensor) -> None:
         """Add a gradient in float32 and free it, so that only one parameter's is alive at a time."""

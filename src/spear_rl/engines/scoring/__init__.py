@@ -1,1 +1,0 @@
-"""Log-probabilities of the tokens that train, in micro-batches; float32 master weights."""
