@@ -47,13 +47,18 @@ def walk(tmp_path_factory) -> dict[str, set[int]]:
     step_with_replay = 6
 
     def enter(frame: FrameType, event: str, argument: Any) -> Any:
-        return visit if frame.f_code.co_filename.startswith(str(HOME)) else None
+        if not frame.f_code.co_filename.startswith(str(HOME)):
+            return None
+        lines_of(frame).add(frame.f_code.co_firstlineno)
+        return visit
 
     def visit(frame: FrameType, event: str, argument: Any) -> Any:
         if event == "line":
-            file = str(Path(frame.f_code.co_filename).relative_to(HOME))
-            lines.setdefault(file, {frame.f_code.co_firstlineno}).add(frame.f_lineno)
+            lines_of(frame).add(frame.f_lineno)
         return visit
+
+    def lines_of(frame: FrameType) -> set[int]:
+        return lines.setdefault(str(Path(frame.f_code.co_filename).relative_to(HOME)), set())
 
     def followed(step: int, **parts: Any) -> Any:
         if step != step_with_replay:
