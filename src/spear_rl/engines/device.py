@@ -1,7 +1,5 @@
 """Device, precision and free memory: what "auto" means on this machine, or why a setting cannot be met."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

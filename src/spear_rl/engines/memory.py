@@ -4,8 +4,6 @@ Activations are counted: a model of the same shape runs on torch's "meta" device
 content, and what autograd saves is summed up. That works for any architecture.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager

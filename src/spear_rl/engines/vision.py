@@ -3,8 +3,6 @@
 Images travel as PNG files and become pixels only here, for one forward pass at a time.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from typing import Any

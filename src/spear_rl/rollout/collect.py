@@ -1,7 +1,5 @@
 """Collect rollouts: environments answer, prompts are rendered and the policy completes them, each when it is ready."""
 
-from __future__ import annotations
-
 import logging
 import math
 import os

@@ -1,7 +1,5 @@
 """The environment protocol: text in, text and images out; no tokens, no tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol

@@ -1,7 +1,5 @@
 """The generator protocol: the policy, a server or a script completes prompts. Token ids in, token ids out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable

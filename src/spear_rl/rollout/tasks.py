@@ -1,7 +1,5 @@
 """Load a tasks function by name, `package.module:function`, and check the panel that it returns."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """KV-cache slots: one region of equal length per conversation, kept between its turns and reused when free."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Padded generation for any transformers causal LM: batch by batch, with prefix reuse between turns."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

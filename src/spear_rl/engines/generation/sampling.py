@@ -1,7 +1,5 @@
 """Sampling for continuous batching: a row's token depends on its own random number, not on the other rows."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

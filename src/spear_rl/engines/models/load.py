@@ -1,7 +1,5 @@
 """Loads a policy: from scratch, SmolLM2 from its package, a transformers folder, or a user's own function."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from functools import cache, partial

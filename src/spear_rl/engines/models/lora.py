@@ -1,7 +1,5 @@
 """LoRA adapters through peft: the model's own weights stay fixed, and training needs little memory."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec

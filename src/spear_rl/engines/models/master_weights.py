@@ -4,8 +4,6 @@ A step of 1e-6 on a weight of 1 is lost in bfloat16, whose neighbours of 1 are 0
 parameter has a float32 master, which accumulates its gradients and is stepped; the model gets a rounded copy.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any

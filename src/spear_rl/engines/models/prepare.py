@@ -1,7 +1,5 @@
 """Prepares a loaded model for an engine: packed or padded rows, its layers, its end tokens, batches that fit."""
 
-from __future__ import annotations
-
 import copy
 import logging
 from typing import Any

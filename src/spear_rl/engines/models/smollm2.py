@@ -3,8 +3,6 @@
 Reading the package's quantised file takes half a minute; the folder loads in a second or two.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

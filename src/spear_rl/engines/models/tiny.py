@@ -1,7 +1,5 @@
 """A language model from scratch, small enough to train on a laptop in minutes, with a word-level tokenizer."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable

@@ -4,8 +4,6 @@ A model can do with attention what its config does not say: a bias by distance, 
 twice, keys wider than values. So before rows are packed, the outputs are compared.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """HTTP client of an OpenAI-compatible chat server: retries, bounded time and size, one-sentence errors."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

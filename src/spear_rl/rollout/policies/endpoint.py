@@ -1,7 +1,5 @@
 """A chat server as the policy: many conversations in parallel, completions in the order of arrival."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections import Counter, deque

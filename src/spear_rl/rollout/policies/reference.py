@@ -1,7 +1,5 @@
 """Reference policies for comparison: expert and random. They see the environment instead of prompts; no model."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 

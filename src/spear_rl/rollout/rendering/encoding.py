@@ -4,8 +4,6 @@ A tokenizer that splits text into words first never merges tokens across certain
 positions depend on the text between them alone, so they can be cached.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -3,8 +3,6 @@
 In a prompt an image is a run of placeholder tokens, as many as the processor gives an image of its size.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from importlib.util import find_spec

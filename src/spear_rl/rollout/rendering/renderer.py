@@ -3,8 +3,6 @@
 Sampled tokens never change: a growing conversation is extended, never rendered again.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ In a worker of that virtual environment (`Pool(python=...)`) a task makes its re
 makes one that forwards every step to such a worker.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """A worker process as its pool sees it: start it, exchange messages without ever blocking, kill it."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -3,8 +3,6 @@
 Answers pass through unchanged, except that a policy can end its episode (`has_given_up`) or fail it (`fail`).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ Requests are pickled: the trainer makes them, and a task's `make_env` is a pickl
 trainer never unpickles what a worker wrote, and a worker may have classes that the trainer lacks.
 """
 
-from __future__ import annotations
-
 import pickle
 import struct
 from base64 import b64decode, b64encode

@@ -1,7 +1,5 @@
 """The runner: runs many environments at once, in-process (`InProcess`) or in a pool of workers (`pool`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial

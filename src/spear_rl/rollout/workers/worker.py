@@ -4,8 +4,6 @@ Needs the standard library and the environments' own packages only; never torch.
 none outlives a killed trainer. What an environment prints goes to standard error.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal
