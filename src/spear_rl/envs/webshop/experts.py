@@ -34,7 +34,7 @@ def oracle(shop: Shop, goal: Goal, page_size: int, seed: int) -> list[str]:
     else:
         return [f"search[{query}]"]
     num_pages = results.index(goal.number) // page_size
-    values = [_nearest(shop.product(goal.number), wanted) for wanted in goal.options]
+    values = [_nearest(shop.product(goal.number), wanted.lower()) for wanted in goal.options]
     options = Dice("oracle", seed).shuffled([value for value in values if value])
     names = [*[NEXT] * num_pages, goal.asin.lower(), *options, BUY]
     return [f"search[{query}]", *(f"click[{name}]" for name in names)]

@@ -31,9 +31,9 @@ def score(purchase: Purchase, goal: Goal) -> Score:
     is_same_query = product.query == goal.query
     num_shared = len(_categories(product.product_category) & _categories(goal.product_category))
     factor = _type_factor(share, is_same_kind=is_same_query or num_shared >= 2 or share > 0.2)
-    has_attribute = [_has_attribute(product, wanted) for wanted in goal.attributes]
+    has_attribute = [_has_attribute(product, wanted.lower()) for wanted in goal.attributes]
     chosen = [color_of(value) for value in purchase.options.values()]
-    has_option = [any(is_match(value, color_of(wanted)) for value in chosen) for wanted in goal.options]
+    has_option = [any(is_match(value, color_of(wanted.lower())) for value in chosen) for wanted in goal.options]
     is_affordable = product.price <= goal.price_limit
     matched = sum(has_attribute) + sum(has_option) + is_affordable
     total = factor * matched / (len(has_attribute) + len(has_option) + 1)

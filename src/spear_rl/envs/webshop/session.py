@@ -89,7 +89,7 @@ class Page:
         names = [BACK, *([PREVIOUS] if self.has_previous else []), *([NEXT] if self.has_next else [])]
         names += [product.asin.lower() for product in self.listed]
         if self.kind == Kind.ITEM and self.product is not None:
-            names += [value for values in self.product.options.values() for value in values]
+            names += [value for values in self.product.options.values() for value in values if value]
             names += [*SUB_PAGES, BUY]
         return tuple(dict.fromkeys(names))
 
@@ -136,8 +136,11 @@ class Session:
 
     def _click(self, name: str) -> str:
         page, product = self.page, self.page.product
-        if name not in page.clickable:
+        # Answers are read with single spaces; option values are clicked and stored as they are spelled.
+        known = {lowered(known): known for known in page.clickable}
+        if lowered(name) not in known:
             return self._why_not(name)
+        name = known[lowered(name)]
         if name == BACK:
             self.page = self._search_page()
         elif name == NEXT:
