@@ -101,8 +101,16 @@ class Page:
 
 
 class Session:
-    def __init__(self, shop: Shop, goal: Goal, *, page_size: int = PAGE_SIZE, max_turns: int = MAX_TURNS) -> None:
-        self._shop, self._goal, self._page_size = shop, goal, page_size
+    def __init__(
+        self,
+        shop: Shop,
+        goal: Goal,
+        *,
+        page_size: int = PAGE_SIZE,
+        max_turns: int = MAX_TURNS,
+        scorer: str = "spear",
+    ) -> None:
+        self._shop, self._goal, self._page_size, self._scorer = shop, goal, page_size, scorer
         self.turns_left = max_turns
         self._results: tuple[int, ...] = ()
         self.page = self._search_page()
@@ -155,7 +163,7 @@ class Session:
             self.page = replace(page, kind=Kind.ITEM, listed=(), product=opened, seen=page.seen | {opened.asin})
         elif name == BUY and product:
             purchase = Purchase(product, page.chosen)
-            self.page = replace(page, kind=Kind.CLOSED, score=score(purchase, self._goal))
+            self.page = replace(page, kind=Kind.CLOSED, score=score(purchase, self._goal, self._scorer))
         elif name in SUB_PAGES:
             self.page = replace(page, kind=Kind(name))
         elif product:
