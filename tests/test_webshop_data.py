@@ -9,6 +9,7 @@ import random
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -148,7 +149,8 @@ def test_searching_reading_and_choosing_all_matter(cache):
 
 def test_the_files_give_the_shop_that_they_were_written_from(data, cache):
     theirs, ours = open_shop(source_of(data=str(data)), cache), open_shop(source_of(num_products=186), cache)
-    assert [theirs.product(n) for n in range(186)] == [ours.product(n) for n in range(186)]
+    unread = [replace(ours.product(n), rating="N.A.", reviews=()) for n in range(186)]
+    assert [theirs.product(n) for n in range(186)] == unread, "of files neither is shown, as in the original"
     for split in SPLITS:
         goals = [[shop.goal(int(n)) for n in shop.split(split)] for shop in (theirs, ours)]
         assert panel_hash(goals[0]) == panel_hash(goals[1])

@@ -69,13 +69,19 @@ class Page:
     listed: tuple[Product, ...] = ()  # the products on a page of results
     product: Product | None = None
     chosen: dict[str, str] = field(default_factory=dict)  # option name -> chosen value
-    seen: frozenset[str] = frozenset()  # asins of the products that were opened since the last search
+    seen: frozenset[str] = frozenset()  # asins of the products that were opened since the search page
     page_size: int = PAGE_SIZE
     score: Score | None = None  # of the purchase, once it is made
 
     @property
-    def has_next(self) -> bool:
+    def has_more(self) -> bool:
+        """Whether the next page of results has any."""
         return self.kind == Kind.RESULTS and self.number * self.page_size < self.num_results
+
+    @property
+    def has_next(self) -> bool:
+        """Whether there is a button: as in the original, also where the next page has no results."""
+        return self.kind == Kind.RESULTS
 
     @property
     def has_previous(self) -> bool:
@@ -133,13 +139,11 @@ class Session:
         return why
 
     def _search(self, words: str) -> str:
-        if self.page.kind != Kind.SEARCH:
-            return f"there is no search bar on this page, click[{BACK}] leads to it"
         if not words:
             return "the search is empty"
         words = words[:MAX_QUERY].strip()
         self._results = self._shop.results(words)
-        self.page = self._result_page(words, 1)
+        self.page = self._result_page(words, 1, self.page.seen)
         return ""
 
     def _click(self, name: str) -> str:
@@ -178,7 +182,7 @@ class Session:
     def _search_page(self) -> Page:
         return Page(Kind.SEARCH, self._goal.instruction, page_size=self._page_size)
 
-    def _result_page(self, words: str, number: int, seen: frozenset[str] = frozenset()) -> Page:
+    def _result_page(self, words: str, number: int, seen: frozenset[str]) -> Page:
         first, size = (number - 1) * self._page_size, self._page_size
         listed = tuple(self._shop.product(n) for n in self._results[first : first + size])
         count, instruction = len(self._results), self._goal.instruction
