@@ -115,8 +115,8 @@ def test_sub_pages_show_what_there_is_and_nothing_else(folder):
 
 CLOSING = (
     "Thank you for shopping with us!|Your code: |None| (Paste it in your MTurk interface.)|Purchased|asin|B000000000|"
-    'options|{"color": "caf\\u00e9", "size": "12\\" x 12\\""}|attrs|None|category|None|query|None|product category|None|'
-    "Target|asin|options|attrs|price upper|instuction text|category|product category|query|Goal |None|Reward|"
+    'options|{"color": "caf\\u00e9", "size": "12\\" x 12\\""}|attrs|None|category|None|query|None|product category|'
+    "None|Target|asin|options|attrs|price upper|instuction text|category|product category|query|Goal |None|Reward|"
     "Your score (min 0.0, max 1.0)|1.0|Reward Details |None"
 )
 
