@@ -24,8 +24,8 @@ ODD = {
     "product_category": "Home › Light",
     "query": "lamps",
 }
-WISH = {"instruction": " find a  lamp.", "instruction_attributes": ["lamp"], "instruction_options": []}
-INSTRUCTION = " find a  lamp"
+WISH = {"instruction": " find a  co lamp.", "instruction_attributes": ["lamp"], "instruction_options": []}
+INSTRUCTION = " find a  co lamp"
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +55,12 @@ def after(env, *actions: str) -> str:
 
 
 OPEN = ("search[co plain lamp]", f"click[{ASINS[0]}]")
-TEXT_HEAD = "Instruction: [SEP] find a  lamp [SEP] Back to Search [SEP] "
+TEXT_HEAD = "Instruction: [SEP] find a  co lamp [SEP] Back to Search [SEP] "
 RICH_HEAD = f"Instruction:\n{INSTRUCTION}\n[button] Back to Search [button_]\n"
 
 
 def test_the_first_page_is_the_originals(folder):
-    assert begun(folder, "text")[1] == "WebShop [SEP] Instruction: [SEP] find a  lamp [SEP] Search"
+    assert begun(folder, "text")[1] == "WebShop [SEP] Instruction: [SEP] find a  co lamp [SEP] Search"
     assert begun(folder, "rich")[1] == f"WebShop\nInstruction: \n{INSTRUCTION}\n[button] Search [button_]\n"
 
 
@@ -111,6 +111,15 @@ def test_sub_pages_show_what_there_is_and_nothing_else(folder):
     assert after(env, "click[features]") == f"{head}   A bullet point \n \n Another\n"
     assert after(env, "click[< prev]", "click[description]") == f"{head}\n First line\nsecond line \n"
     assert after(env, "click[< prev]", "click[< prev]", f"click[{ASINS[1]}]", "click[description]") == head
+
+
+@pytest.mark.parametrize("expert", ["oracle", "rules", "hasty"])
+def test_experts_never_choose_a_value_that_has_no_name(folder, expert):
+    task = tasks("train", data=str(folder), cache=str(folder / "cache"), expert=expert)[0]
+    for seed in range(30):
+        env = task.make_env()
+        env.reset()
+        assert after(env, *task.demonstrate(seed)).startswith("Thank you")
 
 
 CLOSING = (

@@ -102,7 +102,8 @@ def _fit(product: Product, instruction: str) -> float:
 def _wanted_values(product: Product, instruction: str) -> list[str]:
     """The longest value of every option that the instruction names."""
     text = f" {normalised(_LIMIT.sub('', instruction))} "
-    named = ([value for value in values if f" {normalised(value)} " in text] for values in product.options.values())
+    spoken = [[value for value in values if normalised(value)] for values in product.options.values()]
+    named = ([value for value in values if f" {normalised(value)} " in text] for values in spoken)
     return [max(values, key=len) for values in named if values]
 
 
