@@ -88,7 +88,7 @@ def test_pages_read_as_agents_know_them(cache, shop):
 
 def test_the_rich_view_marks_what_can_be_and_was_clicked(cache, shop):
     env, first = begun(cache, 3, view="rich")
-    assert first.text.endswith("[button] Search [button_]")
+    assert first.text.endswith("\n[button] Search [button_]\n")
     product = shop.product(shop.results("evening dress")[0])
     walked(env, "search[evening dress]", f"click[{product.asin}]")
     value = next(iter(product.options.values()))[0]
@@ -119,11 +119,11 @@ REFUSED = [
     ((), "click[b000]", "there is nothing to click on the search page"),
     ((), "search[]", "the search is empty"),
     ((), "search[   ]", "the search is empty"),
-    (("search[rug]",), "search[lamp]", "there is no search bar on this page, click[back to search] leads to it"),
+    (("search[rug]",), "search[]", "the search is empty"),
     (("search[rug]",), "click[b0nosuch00]", "there is no product 'b0nosuch00' on this page of results"),
     (("search[rug]",), "click[< prev]", "there is no '< prev' to click on this page"),
     (("search[rug]",), "click[features]", "there is no 'features' on this page, open a product first"),
-    (("search[zzzz]",), "click[next >]", "there is no 'next >' to click on this page"),
+    (("search[zzzz]",), "click[next]", "there is no product 'next' on this page of results"),
 ]
 
 
@@ -382,6 +382,35 @@ def test_the_presets_name_tasks_that_are_there(name, tmp_path, monkeypatch):
     assert config.task.env == "webshop"
     assert config.rollout.max_turns <= 15
     assert len(tasks_of(config, "validation", count=3)) == 3
+
+
+def test_the_papers_preset_plays_synthetic_goals_of_the_small_catalogue_by_the_originals_score(tmp_path, monkeypatch):
+    from spear_rl.app.build_rollout import tasks_of
+    from spear_rl.app.config import load
+    from spear_rl.envs.webshop.generated.catalogue import main as write_catalogue
+
+    monkeypatch.setenv("SPEAR_RL_CACHE", str(tmp_path / "cache"))
+    write_catalogue([str(tmp_path), "--products", "62"])
+    for name in ("items_shuffle", "items_ins_v2"):
+        content = json.loads((tmp_path / f"{name}.json").read_text())
+        small = content[:31] if isinstance(content, list) else content
+        (tmp_path / f"{name}_1000.json").write_text(json.dumps(small))
+    config = load("paper-webshop", [f"task.options.data={tmp_path}"])
+    panel = tasks_of(config, "train")
+    shop = open_shop(source_of(data=str(tmp_path), size="1000", goals="synthetic"))
+    assert shop.num_products == 31
+    assert len(panel) == len(shop.split("train")) > 31
+    assert panel[0].make_env()._rules.scorer == "original"
+
+
+def test_a_split_smaller_than_num_tasks_warns_once(spear, tmp_path):
+    code, text = spear(
+        "train", "webshop-tiny", f"run.dir={tmp_path / 'run'}", "run.steps=2", "sft.episodes=0", "eval.tasks=0",
+        "rollout.num_tasks=3", "rollout.group_size=2", "rollout.max_turns=2", "task.options.max_tasks=2",
+        f"task.options.cache={tmp_path}",
+    )  # fmt: skip
+    assert code == 0, text
+    assert " ".join(text.split()).count("the train split has 2 tasks, fewer than rollout.num_tasks=3") == 1, text
 
 
 @pytest.mark.slow

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -147,7 +149,8 @@ def test_searching_reading_and_choosing_all_matter(cache):
 
 def test_the_files_give_the_shop_that_they_were_written_from(data, cache):
     theirs, ours = open_shop(source_of(data=str(data)), cache), open_shop(source_of(num_products=186), cache)
-    assert [theirs.product(n) for n in range(186)] == [ours.product(n) for n in range(186)]
+    unread = [replace(ours.product(n), rating="N.A.", reviews=()) for n in range(186)]
+    assert [theirs.product(n) for n in range(186)] == unread, "of files neither is shown, as in the original"
     for split in SPLITS:
         goals = [[shop.goal(int(n)) for n in shop.split(split)] for shop in (theirs, ours)]
         assert panel_hash(goals[0]) == panel_hash(goals[1])
@@ -194,7 +197,7 @@ def test_odd_entries_are_read_as_webshop_reads_them():
     assert (good.price, good.price_tag) == (100.0, "$100.0")
     assert (ranged.pricing, ranged.price_tag, ranged.bullets) == ((5.0, 9.0), "$5.0 to $9.0", ("one text",))
     assert 5.0 <= ranged.price <= 9.0
-    assert (bare.price, bare.options) == (100.0, {})
+    assert (bare.price, bare.options) == (100.0, {"fit": ("",)})
     assert (dear.price, dear.query, dear.description) == (1299.5, "lamps", "")
 
 
@@ -323,6 +326,59 @@ def test_synthetic_goals_are_one_a_combination(data, cache):
     names = sorted(shop.product(goal.number).options)
     chosen = ", and ".join(f"{name}: {value}" for name, value in zip(names, goal.options, strict=True))
     assert f" with {chosen}, and price lower than " in goal.instruction
+
+
+def item(asin: str, options: dict[str, list[str]], **fields) -> dict:
+    values = {name: [{"value": value} for value in own] for name, own in options.items()}
+    return {"asin": asin, "name": f"Lamp {asin}", "customization_options": values, "pricing": "$5"} | fields
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.lists(
+        st.dictionaries(
+            st.sampled_from(["Color", "Size", "Fit"]),
+            st.lists(st.sampled_from(["Red", "red ", "blue", "a/b", "a / b", ""]), max_size=4),
+            max_size=3,
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_synthetic_goals_are_all_combinations_with_repeated_values_in_the_files_order(tmp_path_factory, products):
+    folder = tmp_path_factory.mktemp("repeated")
+    products.append({"size": ["small", "Small"]})
+    asins = [f"B{number:09d}" for number in range(len(products))]
+    wishes = {
+        asin: {"attributes": ["soft"], "instruction": "find", "instruction_attributes": ["soft"]} for asin in asins
+    }
+    _three_files(folder, [item(asin, options) for asin, options in zip(asins, products, strict=True)], wishes, {})
+    expected = []
+    for asin, options in zip(asins, products, strict=True):
+        names = sorted(name.lower() for name in options)
+        own = {
+            name.lower(): [v.strip().replace("/", " | ").lower() for v in values] for name, values in options.items()
+        }
+        expected += [(asin, tuple(values)) for values in itertools.product(*(own[name] for name in names))]
+    shop = open_shop(source_of(data=str(folder), goals="synthetic"), str(folder / "cache"))
+    goals = [shop.goal(number) for number in range(len(shop._goals))]
+    assert [(goal.asin, goal.options) for goal in goals] == expected
+    order = list(range(len(expected)))
+    random.Random(233).shuffle(order)
+    assert [int(n) for n in shop.split("test")] == order[: len(order) // 6], "the original's shuffle of that many goals"
+
+
+def test_a_word_that_is_only_in_a_later_bullet_point_is_not_found(tmp_path):
+    told = [
+        item("B000000001", {}, small_description=["Zirconium rim", "quartz knob"], full_description="Onyx base."),
+        item("B000000002", {"Shade": ["Jasper"]}, small_description=["", "zirconium knob"]),
+        item("B000000003", {}, small_description="A zirconium text"),
+    ]
+    wish = [{"instruction": "find", "instruction_attributes": ["soft"]}]
+    _three_files(tmp_path, told, {}, {"B000000001": wish})
+    shop = open_shop(source_of(data=str(tmp_path)), str(tmp_path / "cache"))
+    words = ("zirconium", "quartz", "knob", "onyx", "jasper", "shade", "lamp")
+    assert [sorted(shop.results(word)) for word in words] == [[0, 2], [], [], [0], [1], [1], [0, 1, 2]]
 
 
 @pytest.mark.slow

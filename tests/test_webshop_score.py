@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from dataclasses import replace
 from functools import cache
@@ -11,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_rl.envs.webshop import source_of
+from spear_rl.envs.webshop import source_of, tasks
 from spear_rl.envs.webshop.data.product import Goal, Product, Purchase
 from spear_rl.envs.webshop.data.shop import open_shop
 from spear_rl.envs.webshop.data.words import COLORS, color_of, nouns
+from spear_rl.envs.webshop.experts import EXPERTS
 from spear_rl.envs.webshop.generated.catalogue import CATEGORIES, goods
-from spear_rl.envs.webshop.score import score
+from spear_rl.envs.webshop.score import SCORERS, score
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +74,133 @@ def expected(purchase: Purchase, goal: Goal) -> float:
     right_kind = bought.query == goal.query or len(shared) > 1 or title > 0.2
     r_type = 0.0 if title == 0 else 0.1 if title < 0.1 else 1.0 if right_kind else 0.5
     return r_type * points / (1 + len(goal.attributes) + len(goal.options))
+
+
+def processed(text: object) -> str:
+    """What thefuzz makes of a value before it compares: text without U+0080 to U+00FF, words alone, lower case."""
+    kept = "".join(c for c in str(text) if not 128 <= ord(c) < 256)
+    return "".join(c if c.isalnum() or c == "_" else " " for c in kept).lower().strip()
+
+
+def matches(one: object, other: object) -> bool:
+    return round(token_set_ratio(processed(one), processed(other))) > 85
+
+
+def of_color(value: str | tuple[str, str]) -> object:
+    """The original's reduction to a colour: part of a text, but one whole element of a pair."""
+    return next((color for color in COLORS if color in value), value)
+
+
+def original(purchase: Purchase, goal: Goal) -> dict[str, float | None]:
+    """r_type, r_att, r_option, r_price and the total by the original's rules, with our nouns."""
+    bought = purchase.product
+    words = re.findall(r"[^\W_]+(?:['’][^\W_]+)?", goal.title.lower())
+    wanted = [word for word in (re.split("['’]", word)[0] for word in words) if word in nouns(goal.title)]
+    title = len(set(wanted) & set(nouns(bought.title))) / len(wanted) if wanted else 0.2
+    paths = [{part.strip() for part in path.split("›")} for path in (bought.product_category, goal.product_category)]
+    r_type = 1.0 if bought.query == goal.query or len(paths[0] & paths[1]) >= 2 or title > 0.2 else 0.5
+    r_type = 0.0 if title == 0 else 0.1 if title < 0.1 else r_type
+    texts = [bought.title.lower(), " ".join(bought.bullets).lower(), bought.description.lower()]
+    attributes = [
+        any(matches(own, a) for own in bought.attributes) or any(a in text for text in texts) for a in goal.attributes
+    ]
+    options = list(zip(goal.option_names, goal.options, strict=True)) if goal.option_names else list(goal.options)
+    values = [of_color(value) for value in purchase.options.values()]
+    found = [any(matches(value, of_color(option)) for value in values) for option in options]
+    r_price = bought.price <= goal.price_limit
+    return {
+        "r_type": r_type,
+        "r_att": sum(attributes) / len(attributes),
+        "r_option": sum(found) / len(found) if found else None,
+        "r_price": r_price,
+        "total": (sum(attributes) + sum(found) + r_price) / (len(attributes) + len(found) + 1) * r_type,
+    }
+
+
+def parts(result) -> dict[str, float | None]:
+    return {
+        "r_type": result.type_factor,
+        "r_att": result.attribute_share,
+        "r_option": result.option_share,
+        "r_price": result.is_affordable,
+        "total": result.total,
+    }
+
+
+def altered(text: str, rng: random.Random) -> str:
+    """A spelling that real files have: capitals, accents, punctuation, other words around it."""
+    kind = rng.randrange(8)
+    if kind == 0:
+        return text.title()
+    if kind == 1:
+        return text.replace("e", "é").replace("a", "ä")
+    if kind == 2:
+        return f"{text}, {rng.choice(['12 x 12', 'pack of 2', 'dark', '#4', 'x-large', 'don’t'])}"
+    if kind == 3:
+        return text[: max(1, len(text) - rng.randrange(4))]
+    return text
+
+
+@pytest.mark.parametrize("kind", ["human", "synthetic"])
+def test_the_original_scorer_gives_the_originals_reward_and_its_parts(kind, tmp_path_factory):
+    cache = str(tmp_path_factory.mktemp(kind))
+    shop = open_shop(source_of(num_products=310, goals=kind), cache)
+    rng, seen = random.Random(2), Counter()
+    for _ in range(4000):
+        goal = shop.goal(rng.randrange(len(shop._goals)))
+        goal = replace(
+            goal,
+            attributes=tuple(
+                altered(a, rng) for a in (*goal.attributes, *rng.choices(goal.attributes, k=rng.randrange(2)))
+            ),
+            options=tuple(altered(o, rng) for o in goal.options),
+            title=goal.title + rng.choice(["", f" {goal.title} {goal.title}", " lamp lamp Lamp lamp stand cord plug"]),
+        )
+        purchase = random_purchase(shop, goal, rng)
+        result, ours = score(purchase, goal, "original"), score(purchase, goal)
+        assert parts(result) == original(purchase, goal)
+        seen["other"] += parts(result) != parts(ours)
+        seen["success"] += result.is_success
+        seen["option"] += bool(result.option_share)
+    assert min(seen["other"], seen["success"], seen["option"]) > 50, "the comparison must tell the two scorers apart"
+
+
+def test_by_the_original_scorer_some_synthetic_goals_can_never_be_met():
+    product = product_with(options={"size": ("xs", "x-large"), "color": ("red",)}, attributes=("easy to clean",))
+    goal = goal_with(options=("red", "xs"), option_names=("color", "size"))
+    bought = Purchase(product, {"color": "red", "size": "xs"})
+    assert score(bought, goal).total == 1.0
+    assert score(bought, goal, "original").options == {"red": True, "xs": True}, "one word of the pair is enough"
+    dark = goal_with(options=("dark red",), option_names=("color",))
+    chosen = Purchase(replace(product, options={"color": ("dark red",)}), {"color": "dark red"})
+    assert score(chosen, dark).total == 1.0
+    assert score(chosen, dark, "original").total == 1.0
+    hidden = goal_with(options=("bluebird",), option_names=("pattern",))
+    bird = Purchase(replace(product, options={"pattern": ("bluebird",)}), {"pattern": "bluebird"})
+    assert score(bird, hidden).total == 1.0
+    assert score(bird, hidden, "original").options == {"bluebird": False}, (
+        "blue is compared with ('pattern', 'bluebird')"
+    )
+    assert score(bird, replace(hidden, option_names=()), "original").is_success, "a human goal is compared by value"
+
+
+def test_the_scorer_is_an_option_of_the_task(tmp_path):
+    options = {"num_products": 62, "goals": "synthetic", "cache": str(tmp_path)}
+    shop = open_shop(source_of(num_products=62, goals="synthetic"), str(tmp_path))
+    told = set()
+    for place in range(len(shop.split("train"))):
+        goal = shop.goal(int(shop.split("train")[place]))
+        product = shop.product(goal.number)
+        purchase = Purchase(product, dict(zip(goal.option_names, goal.options, strict=True)))
+        if score(purchase, goal).is_success and not score(purchase, goal, "original").is_success:
+            for scorer in SCORERS:
+                env = tasks("train", scorer=scorer, **options)[place].make_env()
+                env.reset()
+                for action in EXPERTS["oracle"](shop, goal, 10, 0):
+                    last = env.step(action)
+                told.add((scorer, last.success))
+            break
+    assert told == {("spear", True), ("original", False)}
 
 
 def random_purchase(shop, goal: Goal, rng: random.Random) -> Purchase:

@@ -62,6 +62,9 @@ def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, 
     with locked(run_dir), trackers.tracking():
         start = start_of(config, verb="train")
         panel, held_out = tasks_of(config, "train"), _held_out(config)
+        if len(panel) < config.rollout.num_tasks:
+            few = f"the train split has {len(panel)} tasks, fewer than rollout.num_tasks={config.rollout.num_tasks}"
+            start.notes.append(f"{few}: a step plays some of them in more than one group")
         engine = engine_of(config, folder=start.checkpoint)
         with Player(config, engine.tokenizer, processor=engine.processor) as player:
             trainer = Trainer(

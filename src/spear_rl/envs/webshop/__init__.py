@@ -12,6 +12,7 @@ from spear_rl.envs.webshop.data.shop import Shop, Source, open_shop
 from spear_rl.envs.webshop.env import REWARD, Rules, WebShopEnv
 from spear_rl.envs.webshop.experts import EXPERTS
 from spear_rl.envs.webshop.generated.catalogue import NUM_TINY, SEED
+from spear_rl.envs.webshop.score import SCORERS
 from spear_rl.envs.webshop.session import MAX_TURNS, PAGE_SIZE
 from spear_rl.envs.webshop.views import VIEWS
 from spear_rl.rollout.env import Task
@@ -57,6 +58,7 @@ def tasks(
     pays: Annotated[str, OneOf(("success", "score"), "pays")] = "success",
     max_turns: Annotated[int, Range(1, 10_000, unit="turns")] = MAX_TURNS,
     page_size: Annotated[int, Range(0, 100)] = 0,
+    scorer: Annotated[str, OneOf(SCORERS, "scorer")] = "spear",
     families: Sequence[str] = (),
     max_tasks: Annotated[int, Range(0, 10_000_000)] | None = None,
     cache: Folder = "",
@@ -64,7 +66,7 @@ def tasks(
     """The goals of a split, in an order that depends on the seed alone; `max_tasks` keeps the first ones."""
     source = source_of(level=level, num_products=num_products, data=data, size=size, goals=goals, seed=seed)
     paid: Literal["success", "score"] = "score" if pays == "score" else "success"
-    rules = Rules(view, reward, paid, max_turns, page_size or page_size_of(source))
+    rules = Rules(view, reward, paid, max_turns, page_size or page_size_of(source), scorer)
     shop = open_shop(source, cache)
     numbers = [int(number) for number in shop.split(split)]
     if families:

@@ -23,6 +23,7 @@ class Rules:
     pays: Literal["success", "score"] = "success"  # reward * [score = 1], or reward * score
     max_turns: int = MAX_TURNS
     page_size: int = PAGE_SIZE
+    scorer: str = "spear"  # one of SCORERS
 
 
 class WebShopEnv:
@@ -31,8 +32,10 @@ class WebShopEnv:
         self._session: Session | None = None
 
     def reset(self) -> Observation:
-        shop, goal = self._open()
-        self._session = Session(shop, goal, page_size=self._rules.page_size, max_turns=self._rules.max_turns)
+        rules = self._rules
+        self._session = Session(
+            *self._open(), page_size=rules.page_size, max_turns=rules.max_turns, scorer=rules.scorer
+        )
         return self._observation(self._session)
 
     def step(self, action: str) -> StepResult:

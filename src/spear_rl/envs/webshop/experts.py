@@ -34,7 +34,7 @@ def oracle(shop: Shop, goal: Goal, page_size: int, seed: int) -> list[str]:
     else:
         return [f"search[{query}]"]
     num_pages = results.index(goal.number) // page_size
-    values = [_nearest(shop.product(goal.number), wanted) for wanted in goal.options]
+    values = [_nearest(shop.product(goal.number), wanted.lower()) for wanted in goal.options]
     options = Dice("oracle", seed).shuffled([value for value in values if value])
     names = [*[NEXT] * num_pages, goal.asin.lower(), *options, BUY]
     return [f"search[{query}]", *(f"click[{name}]" for name in names)]
@@ -102,7 +102,8 @@ def _fit(product: Product, instruction: str) -> float:
 def _wanted_values(product: Product, instruction: str) -> list[str]:
     """The longest value of every option that the instruction names."""
     text = f" {normalised(_LIMIT.sub('', instruction))} "
-    named = ([value for value in values if f" {normalised(value)} " in text] for values in product.options.values())
+    spoken = [[value for value in values if normalised(value)] for values in product.options.values()]
+    named = ([value for value in values if f" {normalised(value)} " in text] for values in spoken)
     return [max(values, key=len) for values in named if values]
 
 

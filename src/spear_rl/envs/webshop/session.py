@@ -69,13 +69,19 @@ class Page:
     listed: tuple[Product, ...] = ()  # the products on a page of results
     product: Product | None = None
     chosen: dict[str, str] = field(default_factory=dict)  # option name -> chosen value
-    seen: frozenset[str] = frozenset()  # asins of the products that were opened since the last search
+    seen: frozenset[str] = frozenset()  # asins of the products that were opened since the search page
     page_size: int = PAGE_SIZE
     score: Score | None = None  # of the purchase, once it is made
 
     @property
-    def has_next(self) -> bool:
+    def has_more(self) -> bool:
+        """Whether the next page of results has any."""
         return self.kind == Kind.RESULTS and self.number * self.page_size < self.num_results
+
+    @property
+    def has_next(self) -> bool:
+        """Whether there is a button: as in the original, also where the next page has no results."""
+        return self.kind == Kind.RESULTS
 
     @property
     def has_previous(self) -> bool:
@@ -89,7 +95,7 @@ class Page:
         names = [BACK, *([PREVIOUS] if self.has_previous else []), *([NEXT] if self.has_next else [])]
         names += [product.asin.lower() for product in self.listed]
         if self.kind == Kind.ITEM and self.product is not None:
-            names += [value for values in self.product.options.values() for value in values]
+            names += [value for values in self.product.options.values() for value in values if value]
             names += [*SUB_PAGES, BUY]
         return tuple(dict.fromkeys(names))
 
@@ -101,8 +107,16 @@ class Page:
 
 
 class Session:
-    def __init__(self, shop: Shop, goal: Goal, *, page_size: int = PAGE_SIZE, max_turns: int = MAX_TURNS) -> None:
-        self._shop, self._goal, self._page_size = shop, goal, page_size
+    def __init__(
+        self,
+        shop: Shop,
+        goal: Goal,
+        *,
+        page_size: int = PAGE_SIZE,
+        max_turns: int = MAX_TURNS,
+        scorer: str = "spear",
+    ) -> None:
+        self._shop, self._goal, self._page_size, self._scorer = shop, goal, page_size, scorer
         self.turns_left = max_turns
         self._results: tuple[int, ...] = ()
         self.page = self._search_page()
@@ -125,19 +139,20 @@ class Session:
         return why
 
     def _search(self, words: str) -> str:
-        if self.page.kind != Kind.SEARCH:
-            return f"there is no search bar on this page, click[{BACK}] leads to it"
         if not words:
             return "the search is empty"
         words = words[:MAX_QUERY].strip()
         self._results = self._shop.results(words)
-        self.page = self._result_page(words, 1)
+        self.page = self._result_page(words, 1, self.page.seen)
         return ""
 
     def _click(self, name: str) -> str:
         page, product = self.page, self.page.product
-        if name not in page.clickable:
+        # Answers are read with single spaces; option values are clicked and stored as they are spelled.
+        known = {lowered(known): known for known in page.clickable}
+        if lowered(name) not in known:
             return self._why_not(name)
+        name = known[lowered(name)]
         if name == BACK:
             self.page = self._search_page()
         elif name == NEXT:
@@ -152,7 +167,7 @@ class Session:
             self.page = replace(page, kind=Kind.ITEM, listed=(), product=opened, seen=page.seen | {opened.asin})
         elif name == BUY and product:
             purchase = Purchase(product, page.chosen)
-            self.page = replace(page, kind=Kind.CLOSED, score=score(purchase, self._goal))
+            self.page = replace(page, kind=Kind.CLOSED, score=score(purchase, self._goal, self._scorer))
         elif name in SUB_PAGES:
             self.page = replace(page, kind=Kind(name))
         elif product:
@@ -167,7 +182,7 @@ class Session:
     def _search_page(self) -> Page:
         return Page(Kind.SEARCH, self._goal.instruction, page_size=self._page_size)
 
-    def _result_page(self, words: str, number: int, seen: frozenset[str] = frozenset()) -> Page:
+    def _result_page(self, words: str, number: int, seen: frozenset[str]) -> Page:
         first, size = (number - 1) * self._page_size, self._page_size
         listed = tuple(self._shop.product(n) for n in self._results[first : first + size])
         count, instruction = len(self._results), self._goal.instruction

@@ -67,6 +67,8 @@ def read_entries(files: Files, *, num_products: int = 0) -> Iterator[Entry]:
         if isinstance(item, dict):
             asin = str(item.get("asin"))
             own, texts = attributes.get(asin), instructions.get(asin)
+            # The original shows neither: they would come from a file that it does not load.
+            item = {name: value for name, value in item.items() if name not in ("average_rating", "reviews")}
             yield Entry(item, own if isinstance(own, dict) else {}, texts if isinstance(texts, list) else [])
 
 

@@ -18,24 +18,29 @@ def human_goals(entry: Entry, product: Product, number: int, *, seed: int) -> It
     for written in entry.instructions:
         attributes = _texts(written.get("instruction_attributes")) if isinstance(written, dict) else ()
         if attributes:
-            options = _texts(written.get("instruction_options"))
+            given = written.get("instruction_options")
+            names, options = _texts(list(given)) if isinstance(given, dict) else (), _texts(given)
             limit = price_limit(product, written.get("instruction"), options, seed=seed)
             text = str(written.get("instruction") or "").strip(".") + _limit_text(limit)
-            yield _goal(product, number, text, attributes, options, limit)
+            yield _goal(product, number, text, attributes, options, limit, names)
 
 
 def synthetic_goals(entry: Entry, product: Product, number: int, *, seed: int) -> Iterator[Goal]:
-    """One per combination of option values, all with the same price limit."""
+    """One per combination of option values, all with the same price limit.
+
+    A value that the files repeat is combined as often: the order of the goals, and so the published splits, depend on
+    their number.
+    """
     attributes = _texts(entry.attributes.get("instruction_attributes"))
     instruction = entry.attributes.get("instruction")
-    if not attributes or not instruction:
+    if not attributes or instruction is None:
         return
     limit = price_limit(product, "", (), seed=seed)
     names = sorted(product.options)
     for values in combinations(*(product.options[name] for name in names)):
         chosen = ", and ".join(f"{name}: {value}" for name, value in zip(names, values, strict=True))
         text = f"{instruction}{' with ' if chosen else ''}{chosen}{_limit_text(limit)}"
-        yield _goal(product, number, text, attributes, tuple(values), limit)
+        yield _goal(product, number, text, attributes, values, limit, tuple(names))
 
 
 def price_limit(product: Product, instruction: object, options: Sequence[str], *, seed: int) -> float:
@@ -70,10 +75,16 @@ def split_of(order: Sequence[int], keys: Sequence[Collection[object]]) -> dict[s
 
 
 def _goal(
-    product: Product, number: int, text: str, attributes: tuple[str, ...], options: tuple[str, ...], limit: float
+    product: Product,
+    number: int,
+    text: str,
+    attributes: tuple[str, ...],
+    options: tuple[str, ...],
+    limit: float,
+    names: tuple[str, ...],
 ) -> Goal:
     about = (product.category, product.query, product.product_category, product.title)
-    return Goal(product.asin, number, " ".join(text.split()), attributes, options, limit, *about)
+    return Goal(product.asin, number, text, attributes, options, limit, *about, names)
 
 
 def _limit_text(limit: float) -> str:
@@ -82,4 +93,4 @@ def _limit_text(limit: float) -> str:
 
 def _texts(given: Any) -> tuple[str, ...]:
     values = list(given.values()) if isinstance(given, dict) else given
-    return tuple(str(value).lower() for value in values) if isinstance(values, list) else ()
+    return tuple(map(str, values)) if isinstance(values, list) else ()

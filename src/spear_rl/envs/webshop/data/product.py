@@ -7,7 +7,6 @@ from typing import Any, Self
 
 from spear_rl.envs.shared.dice import Dice
 from spear_rl.envs.webshop.data.entries import Entry
-from spear_rl.envs.webshop.data.words import lowered
 
 NO_LIMIT = 1_000_000.0  # the price limit of a goal that names none
 NO_PRICE = 100.0  # the price of a product without one
@@ -29,7 +28,7 @@ class Product:
     description: str
     bullets: tuple[str, ...]
     attributes: tuple[str, ...]
-    options: dict[str, tuple[str, ...]]  # option name -> its values, all in lower case
+    options: dict[str, tuple[str, ...]]  # option name -> its values in lower case, repeated ones as in the files
     category: str
     query: str  # the search that the product was scraped from; products of one kind share it
     product_category: str
@@ -44,9 +43,9 @@ class Product:
 
     @property
     def indexed_text(self) -> str:
-        """The text that is searched."""
+        """The text that is searched: of the bullet points only the first, as in the original's index."""
         options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in self.options.items())
-        return " ".join([self.title, self.description, *self.bullets, options]).lower()
+        return " ".join([self.title, self.description, *self.bullets[:1], options]).lower()
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Self:
@@ -62,21 +61,23 @@ class Goal:
     number: int  # of that product in the catalogue
     instruction: str
     attributes: tuple[str, ...]
-    options: tuple[str, ...]  # wanted option values
+    options: tuple[str, ...]  # wanted option values, spelled as in the files
     price_limit: float
     category: str
     query: str
     product_category: str
     title: str
+    option_names: tuple[str, ...] = ()  # of a goal whose options are given by name: a synthetic one
 
     @property
     def keys(self) -> tuple[object, object]:
         """What is wanted, without wording and price limit; and the wording. Goals that share either are the same."""
-        return (self.asin, tuple(sorted(self.attributes)), tuple(sorted(self.options))), self.instruction
+        wanted = (tuple(sorted(map(str.lower, texts))) for texts in (self.attributes, self.options))
+        return (self.asin, *wanted), self.instruction
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Self:
-        return cls(**fields | {"attributes": tuple(fields["attributes"]), "options": tuple(fields["options"])})
+        return cls(**fields | {name: tuple(fields[name]) for name in ("attributes", "options", "option_names")})
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,8 @@ def product_of(entry: Entry, *, seed: int) -> Product:
     """The product of an entry; a price range gives one price, drawn from the seed and the asin alone."""
     item = entry.item
     asin, pricing = str(item["asin"]), prices(item.get("pricing"))
-    bullets = item.get("small_description")
+    given = item.get("small_description")
+    bullets = given if isinstance(given, list) else [] if given is None else [given]
     attributes = entry.attributes.get("attributes")
     price = pricing[0]
     if len(pricing) == 2:
@@ -103,7 +105,7 @@ def product_of(entry: Entry, *, seed: int) -> Product:
         asin=asin,
         title=_text(item.get("name")),
         description=_text(item.get("full_description")),
-        bullets=tuple(_text(b) for b in (bullets if isinstance(bullets, list) else [bullets]) if b),
+        bullets=tuple(map(_text, bullets)),
         attributes=tuple(_text(a) for a in attributes) if isinstance(attributes, list) else (),
         options=_options(item.get("customization_options")),
         category=_text(item.get("category")),
@@ -127,11 +129,8 @@ def _options(given: Any) -> dict[str, tuple[str, ...]]:
     options: dict[str, tuple[str, ...]] = {}
     for name, values in given.items() if isinstance(given, dict) else ():
         if isinstance(values, list):
-            texts = (_text(value.get("value")) for value in values if isinstance(value, dict))
-            kept = dict.fromkeys(lowered(text.replace("/", " | ")) for text in texts)
-            kept.pop("", None)
-            if kept:
-                options[lowered(str(name))] = tuple(kept)
+            texts = (str(value["value"]) for value in values if isinstance(value, dict) and "value" in value)
+            options[str(name).lower()] = tuple(text.strip().replace("/", " | ").lower() for text in texts)
     return options
 
 

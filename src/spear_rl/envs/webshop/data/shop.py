@@ -22,7 +22,7 @@ from spear_rl.envs.webshop.generated.catalogue import SEED, generated_entries, t
 from spear_rl.envs.webshop.search import Index, write_index
 from spear_rl.io.cache import cache_folder, store, stored
 
-FORMAT = 1  # raise it whenever the content of a folder changes in format or meaning, the generator's included
+FORMAT = 2  # raise it whenever the content of a folder changes in format or meaning, the generator's included
 NUM_RESULTS = 50
 
 
@@ -152,6 +152,7 @@ def _is_complete(folder: Path) -> bool:
 
 
 def panel_hash(goals: Iterable[Goal]) -> str:
-    """One hash of all goals in order."""
-    lines = (json.dumps(goal, sort_keys=True, default=as_dict) for goal in goals)
+    """One hash of all goals in order; the names of their options are part of the instructions."""
+    known = ({name: value for name, value in as_dict(goal).items() if name != "option_names"} for goal in goals)
+    lines = (json.dumps(fields, sort_keys=True) for fields in known)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -15,6 +15,7 @@ _OTHER_CLASSES = frozenset((_LISTS["closed_class_words"] + _LISTS["adjectives"])
 _ADJECTIVE_ENDINGS = tuple(_LISTS["adjective_endings"].split())
 _NOUNS = frozenset(_LISTS["nouns"].split())
 _WORD = re.compile(r"[^\W_]+(?:['\u2019][^\W_]+)?")
+_LATIN_1 = dict.fromkeys(range(128, 256))
 _MATCH = 85  # two texts match if their token_set_ratio is above this
 
 
@@ -37,14 +38,24 @@ def is_match(one: str, other: str) -> bool:
     return ratio(one, other) > _MATCH
 
 
+def is_rounded_match(one: str, other: str) -> bool:
+    """As the original's thefuzz compares: without the characters U+0080 to U+00FF, and with the ratio rounded."""
+    return round(ratio(one.translate(_LATIN_1), other.translate(_LATIN_1))) > _MATCH
+
+
 def normalised(text: str) -> str:
     """Lower case, with a space for everything that is neither letter nor digit."""
     return str(package("rapidfuzz.utils").default_process(text))
 
 
-@lru_cache(maxsize=65536)
 def nouns(title: str) -> tuple[str, ...]:
-    """The nouns of a title in order, lower-cased, each once; a possessive loses its ending.
+    """The nouns of a title in order, each once."""
+    return tuple(dict.fromkeys(all_nouns(title)))
+
+
+@lru_cache(maxsize=65536)
+def all_nouns(title: str) -> tuple[str, ...]:
+    """The nouns of a title in order, lower-cased, repeated ones included; a possessive loses its ending.
 
     The original uses a statistical tagger. This is a fixed rule, the same on every machine: a word is a noun unless it
     is a closed-class word, contains a digit, is a listed adjective, or has an ending of adjectives and adverbs.
@@ -52,7 +63,7 @@ def nouns(title: str) -> tuple[str, ...]:
     "Men's Waterproof Trail Running Shoe, Size 10" -> ("men", "trail", "running", "shoe", "size")
     """
     words = (re.split("['\u2019]", word)[0] for word in _WORD.findall(title.lower()))
-    return tuple(dict.fromkeys(word for word in words if _is_noun(word)))
+    return tuple(word for word in words if _is_noun(word))
 
 
 def _is_noun(word: str) -> bool:
