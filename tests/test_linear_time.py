@@ -26,7 +26,8 @@ from spear_rl.envs.shared.answer_tags import parsed_answer
 from spear_rl.envs.sokoban.boxoban import _HEAD
 from spear_rl.envs.tool_math.calls import tool_calls
 from spear_rl.envs.tool_math.problems import _answer, _question
-from spear_rl.envs.tool_math.verification.answers import as_integer, boxed_answer, integer, is_same_answer, normalised
+from spear_rl.envs.tool_math.verification.answers import boxed_answer, integer, is_same_answer, normalised
+from spear_rl.envs.tool_math.verification.integers import as_integer
 from spear_rl.envs.webshop.browser.pages import escape
 from spear_rl.envs.webshop.data.product import prices
 from spear_rl.envs.webshop.data.words import lowered, nouns

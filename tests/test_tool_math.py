@@ -17,7 +17,8 @@ from spear_rl.envs.tool_math.calls import SCHEMA, TOOL, call_text, tool_calls
 from spear_rl.envs.tool_math.env import MAX_CALLS, MAX_TURNS, ToolMathEnv
 from spear_rl.envs.tool_math.generated import EASY, LEVELS
 from spear_rl.envs.tool_math.problems import Problem
-from spear_rl.envs.tool_math.verification.answers import as_integer, boxed_answer, integer, is_same_answer, normalised
+from spear_rl.envs.tool_math.verification.answers import boxed_answer, integer, is_same_answer, normalised
+from spear_rl.envs.tool_math.verification.integers import as_integer
 from spear_rl.rollout import collect_groups
 from spear_rl.rollout.env import INADMISSIBLE
 from spear_rl.rollout.layouts import without_thoughts

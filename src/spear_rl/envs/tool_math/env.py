@@ -95,7 +95,7 @@ class ToolMathEnv:
         return reply
 
     def _score(self, answer: str) -> StepResult:
-        is_right = is_same_answer(self._problem.answer, answer, self._checker)
+        is_right = is_same_answer(self._problem.answer, answer, self._checker, self._problem.text)
         self.close()
         observation = Observation("Right." if is_right else "Wrong.", state_key="over")
         return StepResult(observation, reward=1.0 if is_right else -1.0, done=True, success=is_right)

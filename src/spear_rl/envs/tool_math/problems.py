@@ -9,7 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from spear_rl.envs.tool_math.verification.answers import as_integer, boxed_answer
+from spear_rl.envs.tool_math.verification.answers import boxed_answer
+from spear_rl.envs.tool_math.verification.integers import as_integer
 from spear_rl.errors import MissingExtraError
 
 Row = Mapping[str, Any]
