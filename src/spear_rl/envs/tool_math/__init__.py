@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Annotated
 
-from spear_rl.envs.tool_math.calls import PROMPTS
+from spear_rl.envs.tool_math.calls import FORMATS, PROMPTS, instructions
 from spear_rl.envs.tool_math.env import MAX_TURNS, ToolMathEnv
 from spear_rl.envs.tool_math.generated import DEMONSTRATORS, LEVELS
 from spear_rl.envs.tool_math.panel import KNOWN, SPLITS, Source, entries
@@ -38,6 +38,7 @@ def tasks(
     answer_column: Annotated[str, Length(0, 256, "characters")] = "",
     verifier: Annotated[str, OneOf(VERIFIERS, "verifier")] = "auto",
     prompt: Annotated[str, OneOf(PROMPTS, "prompt")] = "paper",
+    calls: Annotated[str, OneOf(FORMATS, "format", FORMATS)] = "hermes",
     expert: Annotated[str, OneOf(DEMONSTRATORS, "expert")] = "tool",
     families: Sequence[str] = (),
     max_turns: Annotated[int, Range(1, 10_000, unit="turns")] = MAX_TURNS,
@@ -61,10 +62,16 @@ def tasks(
         Task(
             id=entry.id,
             make_env=partial(
-                tool_math_env, entry.problem, chosen_verifier(verifier, entry.problem), max_turns, limits, backend
+                tool_math_env,
+                entry.problem,
+                chosen_verifier(verifier, entry.problem),
+                max_turns,
+                limits,
+                backend,
+                calls,
             ),
             family=entry.problem.family,
-            instructions=PROMPTS[prompt],
+            instructions=instructions(prompt, calls),
             demonstrate=partial(DEMONSTRATORS[expert], entry.problem) if entry.problem.code else None,
             instructions_role="system",
             unfinished_reward=-1.0,
@@ -73,10 +80,12 @@ def tasks(
     )
 
 
-def tool_math_env(problem: Problem, verifier: str, max_turns: int, limits: Limits, backend: str) -> ToolMathEnv:
+def tool_math_env(
+    problem: Problem, verifier: str, max_turns: int, limits: Limits, backend: str, calls: str
+) -> ToolMathEnv:
     checkers: dict[str, Checker] = {"integer": integer, "exact": normalised}
     checker, session = checkers.get(verifier) or math_verify(backend), partial(open_session, limits, backend)
-    return ToolMathEnv(problem, open_session=session, checker=checker, max_turns=max_turns)
+    return ToolMathEnv(problem, open_session=session, checker=checker, max_turns=max_turns, calls=calls)
 
 
 def open_session(limits: Limits, backend: str) -> Session:
