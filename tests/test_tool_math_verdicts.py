@@ -25,6 +25,7 @@ IS_42 = [
     "42", " 42\n", "042", "+42", "42.", "42,", "42.0", "42.00", "42.0 .", "{42}", "(42)", r"\left(42\right)", r"\(42\)", "$42$",
     "x=42", "x = 42", "42=x", "= 42", "n=42.", "x_1 = 42", "x_{12}=42", r"\theta = 42^\circ", "AB = 42", "f(3) = 42", "P(2, 3)=42",
     r"\angle ABC = 42^\circ", "[ABC] = 42", r"\text{Area} = 42", r"\text{Area} = 42\text{ cm}^2", r"x = \text{42}",
+    r"\text{x = 42}", r"\mathbf{x=42}", "(x = 42)", "{x=42}", "x={42}", r"\text{x = 42 m}", r"\text{\$42}", r"42\,^{\circ}\mathrm{C}",
     r"\text{42}", r"\text{ 42 }", r"\mathbf{42}", r"\mathrm{42}", r"\textbf{42}", r"\boldsymbol{42}", r"\underline{42}", r"\boxed{42}",
     r"\displaystyle 42", r"\,42", r"42\ ", r"42\!", "42_{10}", r"42\text{.}",
     r"42\%", "42%", r"42 \%", r"42\text{ percent}", r"42\text{\%}",
@@ -151,6 +152,13 @@ def test_letters_that_the_question_joins_have_a_value():
 )
 def test_a_statement_is_no_value(real, gold, given_, same):
     assert is_same_answer(gold, given_, real) is same
+
+
+def test_a_formula_that_the_question_asks_for_has_a_value(real):
+    gold, given_ = r"\frac{3}{5}", r"\cos A = \frac35"
+    assert is_same_answer(gold, given_, real, r"Find $\cos A$.")
+    assert not is_same_answer(gold, given_, real, r"Find it.")
+    assert not is_same_answer(gold, r"\frac12 = \frac35", real, r"Is it $\frac12$?")
 
 
 def test_the_verifier_is_chosen_for_each_problem(tmp_path):

@@ -29,6 +29,7 @@ _NO_NUMBER = re.compile(
 _INEXACT = re.compile(r"\\(?:neq?|not|approx|sim|simeq|cong|lnot|neg)(?![a-zA-Z])|[≠≈]|!=")
 _ORDER = re.compile(r"[<>≤≥]|\\(?:[lg]eq?|[lg]eqslant|[lg]t)(?![a-zA-Z])")
 _RANGE = re.compile(r"[<>≤≥(\[|]|\\(?:[lg]eq?|[lg]eqslant|[lg]t|cup|infty)(?![a-zA-Z])")
+_LETTER = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]")
 _ALTERNATIVES = re.compile(r"[,;]|\\text\{ ?(?:or|and) ?\}")
 _BASE = re.compile(r"\d\s*_\s*\{?\s*(\d+)", re.ASCII)
 _INDEX = re.compile(r"_\{[^{}]*\}")
@@ -81,7 +82,7 @@ def is_same_answer(gold: str, given: str, checker: Checker, question: str = "") 
     if _is_another_claim(gold, given, question) or is_copied(gold, given, question):
         return False
     name, equals, value = given.partition("=")
-    is_named = bool(equals) and "=" not in gold + value and is_name(name, question)
+    is_named = bool(equals) and "=" not in gold + value and _is_asked(name, question)
     return checker(gold, value.strip() if is_named else given)
 
 
@@ -107,7 +108,12 @@ def _is_another_claim(gold: str, given: str, question: str) -> bool:
     if "=" in gold:
         return False
     equations = [part.split("=") for part in _ALTERNATIVES.split(_INDEX.sub("", given)) if "=" in part]
-    return any(len(sides) > 2 or not any(is_name(side, question) for side in sides) for sides in equations)
+    return any(len(sides) > 2 or not any(_is_asked(side, question) for side in sides) for sides in equations)
+
+
+def _is_asked(side: str, question: str) -> bool:
+    r"""Whether a side of an equation is a name, or a formula with a letter that the question has (\cos A)."""
+    return is_name(side, question) or bool(_LETTER.search(side) and _core(side) in _formulas(question))
 
 
 def _last_side(text: str) -> str:

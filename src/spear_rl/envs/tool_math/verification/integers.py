@@ -64,7 +64,8 @@ def as_integer(answer: str, question: str = "") -> str | None:
     """
     if len(answer) > MAX_ANSWER_CHARACTERS:
         return None
-    text = _spaced(answer)
+    spaced = _spaced(answer)
+    text = _unwrapped(spaced)
     left, equals, right = (part.strip() for part in text.partition("="))
     if equals:
         if not left or is_name(left, question):
@@ -73,15 +74,12 @@ def as_integer(answer: str, question: str = "") -> str | None:
             text = left
         else:
             return None
-    was_text = False
-    for _ in range(4):
-        if text[:1] + text[-1:] in ("{}", "()", '""') and not _BRACKETS.search(text[1:-1]):
-            was_text, text = was_text or text[0] == '"', text[1:-1].strip()
+    text = _unwrapped(text)
     found = _NUMBER.fullmatch(text)
     if found is None:
         return None
     words, bare = found["text"], found["bare"]
-    if bare and not was_text and len(bare.rstrip(".")) < 2:
+    if bare and len(bare.rstrip(".")) < 2 and '"' not in spaced:
         return None  # 42 m is a product, 42 \text{ m} a length
     if not _are_units(words or bare or "", question):
         return None
@@ -108,6 +106,14 @@ def _spaced(text: str) -> str:
     text = _INVISIBLE.sub("", text).replace("\N{MINUS SIGN}", "-").replace("\N{EN DASH}", "-")
     text = _GROUPED.sub(lambda found: _SEPARATORS.sub("", found.group()), text)
     return " ".join(_SPACING.sub(" ", _TEXT.sub(r' "\1" ', text)).split())
+
+
+def _unwrapped(text: str) -> str:
+    """The content of brackets or quotes around the whole text."""
+    for _ in range(4):
+        if text[:1] + text[-1:] in ("{}", "()", '""') and not _BRACKETS.search(text[1:-1]):
+            text = text[1:-1].strip()
+    return text
 
 
 def _are_units(words: str, question: str) -> bool:
