@@ -26,7 +26,8 @@ from spear_rl.envs.shared.answer_tags import parsed_answer
 from spear_rl.envs.sokoban.boxoban import _HEAD
 from spear_rl.envs.tool_math.calls import tool_calls
 from spear_rl.envs.tool_math.problems import _answer, _question
-from spear_rl.envs.tool_math.verification.answers import as_integer, boxed_answer, integer, is_same_answer, normalised
+from spear_rl.envs.tool_math.verification.answers import boxed_answer, integer, is_copied, is_same_answer, normalised
+from spear_rl.envs.tool_math.verification.integers import as_integer
 from spear_rl.envs.webshop.browser.pages import escape
 from spear_rl.envs.webshop.data.product import prices
 from spear_rl.envs.webshop.data.words import lowered, nouns
@@ -76,9 +77,13 @@ READERS: dict[str, Callable[[str], object]] = {
     "step of lookup": lambda text: (env := LookupEnv("red", "1"), env.reset(), env.step(text)),
     "thoughts": without_thoughts,
     "tool calls": tool_calls,
+    "tool calls in every format": lambda text: tool_calls(text, formats="all"),
     "boxed answer": boxed_answer,
     "integer": as_integer,
     "same answer": lambda text: is_same_answer(text, text[:2000], integer),
+    "short answer": lambda text: is_same_answer("42", text[:2000], normalised, text[:20_000]),
+    "formula": lambda text: is_same_answer("\\sqrt{2}", text[:2000], normalised, text[:20_000]),
+    "copied answer": lambda text: is_copied("1/2", text[:1000], text),
     "normalised answer": lambda text: normalised(text, text),
     "question of a data set": _question,
     "question of a conversation": lambda text: _question([{"role": "user", "content": text}]),
@@ -126,6 +131,10 @@ SOUP = {
     "half actions": "<action>a</action",
     "angles": "<a",
     "tool calls": "<tool_call>",
+    "code tags": "<code>",
+    "fences": "```python\n",
+    "equations": "x=",
+    "sums": "a+",
     "half tool calls": '<tool_call>{"a":',
     "deep lists": "[",
     "deep records": '{"a":',

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from math_standin import Echo, Session
 from spear_rl.algorithms.filters import void
 from spear_rl.envs import ENVIRONMENTS, tool_math
-from spear_rl.envs.tool_math.calls import SCHEMA, TOOL, call_text, tool_calls
+from spear_rl.envs.tool_math.calls import FORMATS, SCHEMA, TOOL, call_text, tool_calls
 from spear_rl.envs.tool_math.env import MAX_CALLS, MAX_TURNS, ToolMathEnv
 from spear_rl.envs.tool_math.generated import EASY, LEVELS
 from spear_rl.envs.tool_math.problems import Problem
-from spear_rl.envs.tool_math.verification.answers import as_integer, boxed_answer, integer, is_same_answer, normalised
+from spear_rl.envs.tool_math.verification.answers import boxed_answer, integer, is_same_answer, normalised
+from spear_rl.envs.tool_math.verification.integers import as_integer
 from spear_rl.rollout import collect_groups
 from spear_rl.rollout.env import INADMISSIBLE
 from spear_rl.rollout.rendering.renderer import MessageRenderer, without_thoughts
@@ -32,8 +33,8 @@ PIECES = [
 noise = st.lists(st.sampled_from(PIECES) | st.text(max_size=5), max_size=30).map("".join)
 
 
-def env_of(answer: str = "42", *, max_turns: int = MAX_TURNS, session=Session) -> ToolMathEnv:
-    env = ToolMathEnv(Problem("6*7=?", answer), open_session=session, checker=integer, max_turns=max_turns)
+def env_of(answer: str = "42", *, max_turns: int = MAX_TURNS, session=Session, calls: str = "hermes") -> ToolMathEnv:
+    env = ToolMathEnv(Problem("6*7=?", answer), open_session=session, checker=integer, max_turns=max_turns, calls=calls)
     env.reset()
     return env
 
@@ -47,6 +48,7 @@ def call(value: object) -> str:
 
 @given(st.lists(st.text().filter(lambda code: code.isprintable() or code.isascii()), min_size=1, max_size=5), st.data())
 def test_calls_that_are_written_are_read_back_in_order_whatever_stands_between_them(codes, data):
+    codes = [f"x{code}" for code in codes]
     between = st.text(alphabet=st.characters(exclude_characters="<", exclude_categories=["Cs"]))
     text = "".join(data.draw(between) + call_text(code) for code in codes) + data.draw(between)
     assert [found.code for found in tool_calls(text)] == codes
@@ -84,6 +86,11 @@ MALFORMED = {
     call({"name": TOOL, "arguments": {"code": 7}}): (INADMISSIBLE, '"arguments" must hold "code"'),
     call({"name": TOOL, "arguments": [1]}): (INADMISSIBLE, '"arguments" must hold "code"'),
     call({"name": TOOL, "arguments": {"code": "\ud800"}}): (INADMISSIBLE, "Unicode"),
+    **{
+        call({"name": TOOL, "arguments": {"code": code}}): (INADMISSIBLE, "no code to run")
+        for code in ("", " \n\t", "# only a comment\n\n  # and another", "```python\n```", "```python\n\n```")
+    },
+    "<tool_call>```json\n{'name'}\n```</tool_call>": ("bad_json", "not valid JSON"),
 }
 
 
@@ -95,14 +102,94 @@ def test_a_malformed_call_is_answered_with_the_reason_and_the_episode_goes_on(te
     assert (result.invalid, result.used_tool, result.reward, result.done) == (reason, False, 0.0, False)
     assert words in result.observation.text
     assert result.observation.text.startswith("<tool_response>\nError: ")
+    assert words == "Unicode" or '<tool_call>{"name": "code_interpreter", "arguments"' in result.observation.text
     assert env.step("\\boxed{42}").reward == 1.0
 
 
 def test_what_is_thought_is_not_said():
     assert without_thoughts("<think>a</think>b<think>c</think>d") == "bd"
     assert without_thoughts("a<think>never closed") == "a<think>never closed"
+    assert without_thoughts("opened by the prompt</think>b") == "b"
+    assert without_thoughts("opened</think>b<think>c</think>d") == "bd"
+    assert without_thoughts("<think>a<think>b</think>c</think>d") == "d"
+    assert env_of().step(f"\\boxed{{1}} or {call_text('1')}</think>\\boxed{{42}}").success
+    assert env_of().step("so it is \\boxed{42}</think>").invalid == "void"
     assert env_of().step(f"<think>{call_text('1')}</think>\\boxed{{42}}").success
     assert env_of().step(f"<think>\\boxed{{1}}</think>{call_text('print(3)')}").used_tool
+
+
+# Formats
+
+FENCED = [
+    "```python\nprint(6*7)\n```",
+    "```py\nprint(6*7)\n```\n",
+    "```\nprint(6*7)\n```",
+    "``` Python3 \r\nprint(6*7)\n```",
+]
+
+
+@pytest.mark.parametrize("code", [*FENCED, "```python\nprint(6*7)", "\n ```python\nprint('```'[:0])\nprint(6*7)\n```"])
+def test_code_in_fences_inside_a_call_runs(code):
+    texts = [call({"name": TOOL, "arguments": {"code": code}}), call({"name": TOOL, "arguments": code})]
+    if code in FENCED:
+        inner = json.dumps({"name": TOOL, "arguments": {"code": "print(6*7)"}})
+        texts += [f"<tool_call>\n{code}\n</tool_call>", f"<tool_call>```json\n{inner}\n```</tool_call>"]
+    for text in texts:
+        result = env_of().step(text)
+        assert (result.used_tool, result.invalid) == (True, "")
+        assert result.observation.text.split() == ["<tool_response>", "42", "</tool_response>"]
+
+
+def test_blank_code_is_no_tool_use_beside_code_that_is():
+    result = env_of().step(call_text("") + call_text("print(1)"))
+    assert (result.used_tool, result.invalid) == (True, "")
+    assert "no code to run" in result.observation.text
+    assert len(Session.opened[-1].codes) == 1
+
+
+BLOCKS = {"code": "<code>\nprint(6*7)\n</code>", "fenced": "```python\nprint(6*7)\n```"}
+
+
+@pytest.mark.parametrize("formats", FORMATS)
+@pytest.mark.parametrize("block", BLOCKS)
+def test_other_formats_of_a_call_are_run_where_they_are_switched_on(block, formats):
+    is_on = formats in (block, "all")
+    result = env_of(calls=formats).step(f"Let me see.\n{BLOCKS[block]}\nThen \\boxed{{42}}.")
+    assert (result.used_tool, result.done, bool(result.success)) == (is_on, not is_on, not is_on)
+    mixed = f"{call_text('print(1)')} {BLOCKS[block]} {call_text('print(2)')}"
+    assert [found.code.strip() for found in tool_calls(mixed, formats=formats)] == [
+        "print(1)", *["print(6*7)"] * is_on, "print(2)"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "invalid"),
+    [
+        ("<code>print(1)", "unclosed_tag"),
+        ("```python\nprint(1)", "unclosed_tag"),
+        ("<code> </code>", INADMISSIBLE),
+        ("```python\n# nothing\n```", INADMISSIBLE),
+        ("```text\n1\n```", "void"),
+        ("```\n1\n```", "void"),
+    ],
+)
+def test_a_broken_block_is_answered_with_the_reason(text, invalid):
+    result = env_of(calls="all").step(text)
+    assert (result.used_tool, result.invalid) == (False, invalid)
+    assert result.observation.text
+
+
+def test_a_block_in_code_tags_may_be_fenced_and_the_options_say_so_to_the_policy():
+    assert [found.code.strip() for found in tool_calls("<code>```python\n1+1\n```</code>", formats="all")] == ["1+1"]
+    for formats, words in {"code": "<code></code>", "fenced": "```python block"}.items():
+        task = tool_math.tasks("train", level="tiny", calls=formats, max_tasks=1)[0]
+        env = task.make_env()
+        env.reset()
+        assert words in task.instructions
+        assert words in env.step("hm").observation.text
+    with pytest.raises(
+        ValueError, match=r"calls: unknown format 'xml': there is hermes \(JSON in .*fenced \(```python blocks"
+    ):
+        tool_math.tasks("train", level="tiny", calls="xml")
 
 
 # Boxes
@@ -253,6 +340,9 @@ def test_a_turn_with_neither_a_call_nor_an_answer_is_void_and_reminded(said):
     result = env_of().step(said)
     assert (result.invalid, result.reward, result.done, result.used_tool) == ("void", 0.0, False, False)
     assert "neither" in result.observation.text
+    shown = result.observation.text.partition("write ")[2]
+    assert tool_calls(shown)[0].code == "...", "the reminder shows a call that would be understood"
+    assert "\\boxed{...}" in shown
 
 
 @pytest.mark.parametrize("said", ["hm", call_text("print(1)"), "<tool_call>"])

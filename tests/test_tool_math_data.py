@@ -131,8 +131,19 @@ def test_a_missing_package_is_one_sentence(tmp_path, monkeypatch, module, data, 
         ("a.jsonl", "", "holds no problem"),
         ("a.jsonl", '{"text": "x", "answer": "1"}\n', "none of the columns problem, question.*the file has: text"),
         ("a.jsonl", '{"problem": "x", "result": "1"}\n', "answer_column: none of the columns"),
-        ("a.txt", "x", "ends in .jsonl, .json, .parquet"),
+        ("a.txt", "x", "ends in .jsonl, .json, .csv or .parquet"),
         ("a.parquet", "no parquet", "cannot be read as parquet"),
+        ("a.jsonl", '["q", "1", "2"]\n', "line 1: .*a list of the two, was expected, not a list of 3"),
+        ("a.jsonl", '"q"\n', "line 1: .*was expected, not str"),
+        ("a.csv", "", "holds no problem"),
+        ("a.csv", "text,answer\nq,1\n", "none of the columns problem, .*the file has: text, answer"),
+        ("a.csv", 'problem,answer\nq,"' + "1" * 200_000, "not valid CSV: field larger"),
+        (
+            "a.jsonl",
+            '{"problem": "p", "solution": "So it is 4."}\n',
+            "an answer \\(solution, in a .*boxed.* or after ####",
+        ),
+        ("a.jsonl", '{"messages": [{"role": "user", "content": "q"}]}\n', "an answer \\(messages, in a .*boxed"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_with_the_reason(tmp_path, name, content, sentence):
@@ -183,6 +194,53 @@ def test_the_habits_of_the_known_sets_are_known():
     after = '\n\nRemember to put your answer on its own line after "Answer:".'
     chat = [{"role": "user", "content": f"{before}What is\n\n2?{after}"}]
     assert one({"prompt": chat, "reward_model": {"ground_truth": "2"}}) == Problem("What is\n\n2?", "2")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"Problem": "q", "Answer": "3"},
+        {"PROBLEM ": "q", "answer": "3"},
+        {"Question": "q", "Final_Answer": 3},
+        {"problem": "q", "Solution": "As \\boxed{2} is not, \\boxed{3} is."},
+        {"problem": "q", "solution": "3"},
+        {"Prompt": [{"role": "user", "content": "q"}], "Reward_Model": {"Ground_Truth": "3"}},
+        {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "q"},
+                      {"role": "assistant", "content": "It is \\boxed{3}."}]},
+        {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "so\n#### 3"}]},
+        {"messages": [{"role": "user", "content": "q"}], "answer": "3"},
+        {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "\\boxed{3}"}]},
+        ["q", "3"],
+        ["q", 3],
+        [{"role": "user", "content": "q"}, {"role": "assistant", "content": "\\boxed{3}"}],
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("mark", ["", "\N{BYTE ORDER MARK}"])
+@pytest.mark.parametrize("kind", ["jsonl", "json"])
+def test_a_row_of_any_usual_form_is_a_question_and_an_answer(tmp_path, row, mark, kind):
+    path = tmp_path / f"set.{kind}"
+    path.write_text(mark + json.dumps([row] if kind == "json" else row), encoding="utf-8")
+    [entry] = entries("test", Source(test_data=str(path)))
+    assert (entry.problem.text, entry.problem.answer) == ("q", "3")
+
+
+@pytest.mark.parametrize("mark", ["", "\N{BYTE ORDER MARK}"])
+def test_a_csv_file_is_read_by_its_first_line(tmp_path, mark):
+    path = tmp_path / "set.CSV"
+    text = f'{mark}Problem,Answer,Subject\n"What is\n1,000 + 1?","1,001",sums\n"a ""b""",2,words\n'
+    path.write_text(text, encoding="utf-8")
+    found = {entry.problem for entry in entries("test", Source(test_data=str(path)))}
+    assert found == {Problem("What is\n1,000 + 1?", "1,001", "sums"), Problem('a "b"', "2", "words")}
+
+
+@pytest.mark.parametrize("solution", ["We add 2 and 2 to get 4.", "\\boxed{4", "4 apples are left, so 4", ""])
+def test_a_solution_without_a_box_is_no_answer(tmp_path, solution, caplog):
+    path = write(
+        tmp_path / "set.jsonl", [{"problem": "q", "solution": solution}, {"problem": "p", "solution": "\\boxed{5}"}]
+    )
+    [entry] = entries("test", Source(test_data=path))
+    assert entry.problem == Problem("p", "5")
+    assert "left out 1 rows" in caplog.text
 
 
 def test_rows_without_question_or_answer_are_left_out_and_said(tmp_path, caplog):

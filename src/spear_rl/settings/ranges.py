@@ -12,8 +12,8 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date, datetime, time
 from typing import Annotated, Any, Literal, ParamSpec, Protocol, TypeVar
 
@@ -99,12 +99,17 @@ class OneOf:
     names: Iterable[str]
     what: str
     """What the names are names of."""
+    helps: Mapping[str, str] = field(default_factory=dict)
+    """Name -> its meaning, for the message."""
 
     def __str__(self) -> str:
-        return f"one of: {', '.join(self.names)}"
+        return f"one of: {self._listed()}"
 
     def fault(self, value: Any) -> str:
-        return "" if value in self.names else f": unknown {self.what} {shown(value)}: there is {', '.join(self.names)}"
+        return "" if value in self.names else f": unknown {self.what} {shown(value)}: there is {self._listed()}"
+
+    def _listed(self) -> str:
+        return ", ".join(f"{name} ({self.helps[name]})" if name in self.helps else name for name in self.names)
 
 
 def checked(value: Any, hint: Any, key: str, helps: Callable[[], dict[str, str]] = dict) -> Any:

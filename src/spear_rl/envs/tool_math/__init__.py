@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Annotated
 
-from spear_rl.envs.tool_math.calls import PROMPTS
+from spear_rl.envs.tool_math.calls import FORMATS, PROMPTS, instructions
 from spear_rl.envs.tool_math.env import MAX_TURNS, ToolMathEnv
 from spear_rl.envs.tool_math.generated import DEMONSTRATORS, LEVELS
-from spear_rl.envs.tool_math.panel import KNOWN, SPLITS, Entry, Source, entries
+from spear_rl.envs.tool_math.panel import KNOWN, SPLITS, Source, entries
 from spear_rl.envs.tool_math.problems import Problem
-from spear_rl.envs.tool_math.verification.answers import Checker, as_integer, integer, normalised
+from spear_rl.envs.tool_math.verification.answers import Checker, integer, normalised
 from spear_rl.envs.tool_math.verification.checker import has_math_verify, math_verify
+from spear_rl.envs.tool_math.verification.integers import is_integer_reference
 from spear_rl.rollout.env import Task
 from spear_rl.sandbox import Interpreter, Limits, Session
 from spear_rl.sandbox.client.interpreter import BACKENDS
@@ -37,6 +38,7 @@ def tasks(
     answer_column: Annotated[str, Length(0, 256, "characters")] = "",
     verifier: Annotated[str, OneOf(VERIFIERS, "verifier")] = "auto",
     prompt: Annotated[str, OneOf(PROMPTS, "prompt")] = "paper",
+    calls: Annotated[str, OneOf(FORMATS, "format", FORMATS)] = "hermes",
     expert: Annotated[str, OneOf(DEMONSTRATORS, "expert")] = "tool",
     families: Sequence[str] = (),
     max_turns: Annotated[int, Range(1, 10_000, unit="turns")] = MAX_TURNS,
@@ -52,15 +54,24 @@ def tasks(
     known = sorted({entry.problem.family for entry in panel})
     for family in families:
         require_known("families", family, known, what="family")
-    kind = _chosen_verifier(verifier, panel)
+    if verifier == "math-verify":
+        math_verify()
     chosen = [entry for entry in panel if not families or entry.problem.family in families]
     limits = Limits(seconds=seconds, memory_mb=memory_mb, output_chars=output_chars)
     return tuple(
         Task(
             id=entry.id,
-            make_env=partial(tool_math_env, entry.problem, kind, max_turns, limits, backend),
+            make_env=partial(
+                tool_math_env,
+                entry.problem,
+                chosen_verifier(verifier, entry.problem),
+                max_turns,
+                limits,
+                backend,
+                calls,
+            ),
             family=entry.problem.family,
-            instructions=PROMPTS[prompt],
+            instructions=instructions(prompt, calls),
             demonstrate=partial(DEMONSTRATORS[expert], entry.problem) if entry.problem.code else None,
             instructions_role="system",
             unfinished_reward=-1.0,
@@ -69,10 +80,12 @@ def tasks(
     )
 
 
-def tool_math_env(problem: Problem, verifier: str, max_turns: int, limits: Limits, backend: str) -> ToolMathEnv:
+def tool_math_env(
+    problem: Problem, verifier: str, max_turns: int, limits: Limits, backend: str, calls: str
+) -> ToolMathEnv:
     checkers: dict[str, Checker] = {"integer": integer, "exact": normalised}
     checker, session = checkers.get(verifier) or math_verify(backend), partial(open_session, limits, backend)
-    return ToolMathEnv(problem, open_session=session, checker=checker, max_turns=max_turns)
+    return ToolMathEnv(problem, open_session=session, checker=checker, max_turns=max_turns, calls=calls)
 
 
 def open_session(limits: Limits, backend: str) -> Session:
@@ -86,13 +99,11 @@ def _interpreter(pid: int, limits: Limits, backend: str) -> Interpreter:
     return Interpreter(limits, backend=backend)
 
 
-def _chosen_verifier(verifier: str, panel: Sequence[Entry]) -> str:
-    """For auto: `integer` if all answers are integers, else math-verify, or `exact` if that is not installed."""
-    if verifier == "math-verify":
-        math_verify()
+def chosen_verifier(verifier: str, problem: Problem) -> str:
+    """For auto: `integer` if the answer is one, else math-verify, or `exact` if that is not installed."""
     if verifier != "auto":
         return verifier
-    if all(as_integer(entry.problem.answer) is not None for entry in panel):
+    if is_integer_reference(problem.answer):
         return "integer"
     if has_math_verify():
         return "math-verify"

@@ -48,8 +48,25 @@ PROMPTS = {
 }
 """Instructions with the tool's schema, as large models know it, or in two sentences, for a small one."""
 
+FORMATS = {
+    "hermes": "JSON in <tool_call></tool_call>",
+    "code": "Python in <code></code> as well",
+    "fenced": "```python blocks as well",
+    "all": "all three",
+}
+"""Which texts are calls of the tool."""
+
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_EXPECTED = f'Write {_OPEN}{{"name": "{TOOL}", "arguments": {{"code": "..."}}}}{_CLOSE}.'
+_CALL = f'{_OPEN}{{"name": "{TOOL}", "arguments": {{"code": "..."}}}}{_CLOSE}'
+_EXPECTED = f"Write {_CALL}."
+_MARKS = {"hermes": _OPEN, "code": "<code>", "fenced": r"(?<!`)```(?i:python|py)\d?[ \t]*\r?\n"}
+_OPENING = {
+    name: re.compile("|".join(_MARKS.values() if name == "all" else {_MARKS["hermes"], _MARKS[name]}))
+    for name in FORMATS
+}
+_FENCE = re.compile(r"```[ \t]*(\w*)[ \t]*\r?\n")
+_ALSO = {"hermes": "", "code": "Python in <code></code>", "fenced": "a ```python block"}
+_ALSO["all"] = f"{_ALSO['code']}, or {_ALSO['fenced']}"
 _json = json.JSONDecoder(strict=False)  # policies break lines inside strings
 _SPACE = re.compile(r"\s*")
 
@@ -65,20 +82,37 @@ class Call:
     """The mistake in one sentence, for the policy."""
 
 
-def tool_calls(text: str, *, at_most: int = 64) -> list[Call]:
+def instructions(prompt: str, formats: str) -> str:
+    return PROMPTS[prompt] + (f"\nA call may also be {_ALSO[formats]}." if _ALSO[formats] else "")
+
+
+def reminder(formats: str) -> str:
+    """The reply to a turn with neither a call nor an answer."""
+    also = f" or {_ALSO[formats]}" if _ALSO[formats] else ""
+    return (
+        "There is neither a tool call nor a \\boxed{} answer in this turn. "
+        f"To call the tool, write {_CALL}{also}. To give your final answer, write \\boxed{{...}}."
+    )
+
+
+def tool_calls(text: str, *, at_most: int = 64, formats: str = "hermes") -> list[Call]:
     """The first `at_most` calls of a turn, in order; a broken one has a complaint.
 
     '<tool_call>{"name": "code_interpreter", "arguments": {"code": "print(2)"}}</tool_call>' -> [Call("print(2)")]
     '<tool_call>{"name": "search", "arguments": {}}</tool_call>'                             -> inadmissible
     '<tool_call>print(2)</tool_call>'                                                        -> bad_json
     '<tool_call>{"name": "code_interpreter"'                                                 -> unclosed_tag
+    '<code>print(2)</code>', with the format `code`                                          -> [Call("print(2)")]
     """
     calls: list[Call] = []
-    position = text.find(_OPEN)
-    while position >= 0 and len(calls) < at_most:
-        call, end = _call_at(text, position + len(_OPEN))
+    found = _OPENING[formats].search(text)
+    while found and len(calls) < at_most:
+        if found.group() == _OPEN:
+            call, end = _call_at(text, found.end())
+        else:
+            call, end = _code_at(text, found.end(), "```" if found.group().startswith("`") else "</code>")
         calls.append(call)
-        position = text.find(_OPEN, end)
+        found = _OPENING[formats].search(text, end)
     return calls
 
 
@@ -90,8 +124,20 @@ def tool_response(*replies: str) -> str:
     return "\n".join(f"<tool_response>\n{reply}\n</tool_response>" for reply in replies)
 
 
+def _code_at(text: str, start: int, closing: str) -> tuple[Call, int]:
+    close = text.find(closing, start)
+    if close < 0:
+        return Call("", "unclosed_tag", f"Error: the code has no closing {closing}."), len(text)
+    return _checked_code(text[start:close]), close + len(closing)
+
+
 def _call_at(text: str, start: int) -> tuple[Call, int]:
     """(the call whose opening tag ends at `start`, where to continue)."""
+    fence = _FENCE.match(text, _skip_space(text, start))
+    if fence and (end := text.find("```", fence.end())) >= 0:
+        close = _skip_space(text, end + 3)
+        if text.startswith(_CLOSE, close):
+            return _fenced_call(fence[1], text[fence.end() : end]), close + len(_CLOSE)
     try:
         # From the start, not up to the closing tag: code may contain one.
         value, end = _json.raw_decode(text, _skip_space(text, start))
@@ -103,7 +149,9 @@ def _call_at(text: str, start: int) -> tuple[Call, int]:
         problem = error.msg if isinstance(error, json.JSONDecodeError) else "it cannot be read"
     close, following = text.find(_CLOSE, start), text.find(_OPEN, start)
     if close < 0 or 0 <= following < close:
-        return Call("", "unclosed_tag", f"Error: the tool call has no closing {_CLOSE}."), max(following, start)
+        return Call("", "unclosed_tag", f"Error: the tool call has no closing {_CLOSE}. {_EXPECTED}"), max(
+            following, start
+        )
     complaint = f"Error: the tool call is not valid JSON ({problem}). {_EXPECTED}"
     return Call("", "bad_json", complaint), close + len(_CLOSE)
 
@@ -114,15 +162,38 @@ def _checked_call(value: object) -> Call:
     name = value.get("name")
     if name != TOOL:
         shown = f"is no tool {str(name)[:60]!r}" if isinstance(name, str) else 'is no "name" in the call'
-        return Call("", INADMISSIBLE, f"Error: there {shown}; the only tool is {TOOL}.")
+        return Call("", INADMISSIBLE, f"Error: there {shown}; the only tool is {TOOL}. {_EXPECTED}")
     code = _code_in(value.get("arguments"))
     if code is None:
         return Call("", INADMISSIBLE, f'Error: "arguments" must hold "code", the Python code as a string. {_EXPECTED}')
+    return _checked_code(code)
+
+
+def _fenced_call(language: str, content: str) -> Call:
+    """A call that is written as a block in fences: JSON or the code itself."""
+    if language.lower() != "json" and not content.lstrip().startswith("{"):
+        return _checked_code(content)
+    try:
+        return _checked_call(_json.decode(content))
+    except (ValueError, RecursionError):
+        return Call("", "bad_json", f"Error: the tool call is not valid JSON. {_EXPECTED}")
+
+
+def _checked_code(code: str) -> Call:
+    code = _unfenced(code)
+    if all(not line.strip() or line.lstrip().startswith("#") for line in code.splitlines()):
+        return Call("", INADMISSIBLE, f"Error: there is no code to run. {_EXPECTED}")
     try:
         code.encode("utf-8")
     except UnicodeEncodeError:  # JSON can spell half a character, which no file or pipe takes
         return Call("", INADMISSIBLE, 'Error: "code" is not valid Unicode text.')
     return Call(code)
+
+
+def _unfenced(code: str) -> str:
+    """The code without a Markdown fence around it."""
+    fence = _FENCE.match(text := code.strip())
+    return text[fence.end() :].removesuffix("```") if fence else code
 
 
 def _code_in(arguments: object) -> str | None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 
-from spear_rl.envs.tool_math.calls import Call, tool_calls, tool_response
+from spear_rl.envs.tool_math.calls import Call, reminder, tool_calls, tool_response
 from spear_rl.envs.tool_math.problems import Problem
 from spear_rl.envs.tool_math.verification.answers import Checker, boxed_answer, is_same_answer
 from spear_rl.rollout.env import Observation, StepResult
@@ -16,7 +16,6 @@ MAX_TURNS = 8
 MAX_CALLS = 4
 """Per turn: its calls together must stay within a worker's time limit."""
 
-VOID = "There is neither a tool call nor a \\boxed{} answer in this turn. Call the tool, or give your final answer."
 MANY_CALLS = "Error: this call was not run; a turn may have {limit} calls at most."
 SILENT = "(The code ran and printed nothing.)"
 STATE_LOST = "(The variables of earlier calls are gone.)"
@@ -32,6 +31,7 @@ class ToolMathEnv:
     Args:
         open_session: opens the interpreter session of the episode, at its first call.
         checker: compares answers that are not both integers.
+        calls: the formats of a call, a key of `FORMATS`.
     """
 
     def __init__(
@@ -41,8 +41,10 @@ class ToolMathEnv:
         open_session: Callable[[], AbstractContextManager[Session]],
         checker: Checker,
         max_turns: int = MAX_TURNS,
+        calls: str = "hermes",
     ) -> None:
         self._problem, self._open_session, self._checker = problem, open_session, checker
+        self._formats = calls
         self._max_turns, self._num_turns, self._num_tool_turns = max_turns, 0, 0
         self._session: Session | None = None
         self._opened, self._history, self._is_over = ExitStack(), hashlib.sha256(), True
@@ -58,14 +60,14 @@ class ToolMathEnv:
             raise RuntimeError("no episode is under way: call reset() first, or make a new environment")
         self._num_turns += 1
         said = without_thoughts(action)
-        calls = tool_calls(said, at_most=MAX_CALLS + 1)
+        calls = tool_calls(said, at_most=MAX_CALLS + 1, formats=self._formats)
         answer = None if calls else boxed_answer(said)
         if calls:
             result = self._run_calls(calls)
         elif answer is not None:
             result = self._score(answer)
         else:
-            result = StepResult(self._observation(VOID), invalid="void", success=False)
+            result = StepResult(self._observation(reminder(self._formats)), invalid="void", success=False)
         self._num_tool_turns += result.used_tool
         if not result.done and self._num_turns >= self._max_turns:
             self.close()
@@ -95,7 +97,7 @@ class ToolMathEnv:
         return reply
 
     def _score(self, answer: str) -> StepResult:
-        is_right = is_same_answer(self._problem.answer, answer, self._checker)
+        is_right = is_same_answer(self._problem.answer, answer, self._checker, self._problem.text)
         self.close()
         observation = Observation("Right." if is_right else "Wrong.", state_key="over")
         return StepResult(observation, reward=1.0 if is_right else -1.0, done=True, success=is_right)

@@ -97,7 +97,8 @@ def _file_problems(data: str, source: Source, split: str) -> tuple[Problem, ...]
     if not os.path.isfile(place):
         option = "test_data" if data == source.test_data != source.data else "data"
         raise OptionError(
-            f"{option}: there is no file {place}; give a .jsonl, .json or .parquet file, or one of {', '.join(KNOWN)}"
+            f"{option}: there is no file {place}; "
+            f"give a .jsonl, .json, .csv or .parquet file, or one of {', '.join(KNOWN)}"
         )
     return _loaded(place, split, *columns, os.stat(place).st_mtime_ns)
 

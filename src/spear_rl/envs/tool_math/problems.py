@@ -1,5 +1,6 @@
-"""Problems, and how they are read from data files: jsonl, json, parquet or a Hugging Face dataset."""
+"""Problems, and how they are read from data files: jsonl, json, csv, parquet or a Hugging Face dataset."""
 
+import csv
 import hashlib
 import json
 import re
@@ -9,24 +10,28 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from spear_rl.envs.tool_math.verification.answers import as_integer, boxed_answer
+from spear_rl.envs.tool_math.verification.answers import boxed_answer
+from spear_rl.envs.tool_math.verification.integers import as_integer
 from spear_rl.errors import MissingExtraError
 
 Row = Mapping[str, Any]
 
 HUGGING_FACE = "hf:"
 """hf:owner/name or hf:owner/name:config:split."""
-PROBLEM_COLUMNS = ("problem", "question", "prompt", "query", "input")
+PROBLEM_COLUMNS = ("problem", "question", "prompt", "query", "input", "messages", "conversations")
+SOLUTION_COLUMNS = ("solution", "response", "output", "completion", "messages", "conversations")
+"""Columns of whole solutions, whose answer is in a box or after ####."""
 ANSWER_COLUMNS = (
     *("answer", "final_answer", "expected_answer", "ground_truth", "reward_model.ground_truth", "target", "label"),
-    "solution",
+    *SOLUTION_COLUMNS,
 )
 FAMILY_COLUMNS = ("subject", "type", "category")
-"""Columns in order of preference; a dot leads into a nested object."""
+"""Columns in order of preference, in any case; a dot leads into a nested object."""
 
 # DAPO's own files put these around every problem; they ask for another answer format than ours.
 _DAPO_BEFORE = "Solve the following math problem step by step."
 _DAPO_AFTER = "Remember to put your answer on its own line"
+_BOX = "\\boxed"
 _BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
 
 
@@ -71,14 +76,16 @@ def problems_in(rows: Sequence[Row], *, place: str, problem: str = "", answer: s
         raise ValueError(f"{place} holds no problem")
     problem = _column(rows, problem, PROBLEM_COLUMNS, f"{place}: problem_column")
     answer = _column(rows, answer, ANSWER_COLUMNS, f"{place}: answer_column")
-    family = next((name for name in FAMILY_COLUMNS if any(isinstance(row.get(name), str) for row in rows)), "")
+    family = next((name for name in FAMILY_COLUMNS if any(isinstance(_value(row, name), str) for row in rows)), "")
+    is_solution = answer.lower() in SOLUTION_COLUMNS
     found = []
     for row in rows:
-        text, right = _question(_value(row, problem)), _answer(_value(row, answer))
+        text, right = _question(_value(row, problem)), _answer(_value(row, answer), is_solution=is_solution)
         if text and right:
             found.append(Problem(text, right, str(_value(row, family) or "") if family else ""))
     if not found:
-        raise ValueError(f"{place}: no row has both a problem ({problem}) and an answer ({answer})")
+        needed = ", in a \\boxed{} or after ####" if is_solution else ""
+        raise ValueError(f"{place}: no row has both a problem ({problem}) and an answer ({answer}{needed})")
     return found, len(rows) - len(found)
 
 
@@ -95,7 +102,8 @@ def _value(row: Row, name: str) -> Any:
     for part in name.split("."):
         if not isinstance(value, Mapping):
             return None
-        value = value.get(part)
+        spelled = part if part in value else next((n for n in value if str(n).strip().lower() == part.lower()), part)
+        value = value.get(spelled)
     return value
 
 
@@ -105,8 +113,7 @@ def _question(value: Any) -> str:
     Linear in the text's length, which may be hostile: a pattern that begins with white space would not be.
     """
     if isinstance(value, Sequence) and not isinstance(value, str):
-        said = [m.get("content") for m in value if isinstance(m, Mapping) and m.get("role", "user") == "user"]
-        value = said[-1] if said else ""
+        value = _said_by(("user", "human"), value)
     if not isinstance(value, str):
         return ""
     text, start = value, value.find(_DAPO_BEFORE)
@@ -120,19 +127,37 @@ def _question(value: Any) -> str:
     return "\n".join(lines).strip()
 
 
-def _answer(value: Any) -> str:
-    """The final answer: after GSM8K's ####, in the box of a worked solution, or the value itself."""
+def _answer(value: Any, *, is_solution: bool = False) -> str:
+    """The final answer: after GSM8K's ####, in the box of a worked solution, or the value itself.
+
+    The text of a solution with neither is not an answer, unless it is an integer.
+    """
     if isinstance(value, Sequence) and not isinstance(value, str):
-        value = value[0] if len(value) == 1 else None
+        if any(isinstance(message, Mapping) for message in value):
+            value = _said_by(("assistant", "gpt"), value)
+        else:
+            value = value[0] if len(value) == 1 else None
     if isinstance(value, bool) or value is None:
         return ""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     text = str(value).strip()
     if "####" in text:
-        text = text.rpartition("####")[2].strip().replace(",", "")
+        text, is_solution = text.rpartition("####")[2].strip().replace(",", ""), False
     boxed = boxed_answer(text)
+    if boxed is None and ((is_solution and as_integer(text) is None) or _BOX in text):
+        return ""
     return text if boxed is None else boxed
+
+
+def _said_by(roles: Sequence[str], messages: Sequence[Any]) -> Any:
+    """The last message of a role, in OpenAI's or ShareGPT's form; one without a role is the user's."""
+    said = [
+        message.get("content", message.get("value"))
+        for message in messages
+        if isinstance(message, Mapping) and message.get("role", message.get("from", "user")) in roles
+    ]
+    return said[-1] if said else ""
 
 
 def rows_in(source: str, *, split: str) -> list[Row]:
@@ -140,29 +165,48 @@ def rows_in(source: str, *, split: str) -> list[Row]:
     if source.startswith(HUGGING_FACE):
         return _hugging_face_rows(source, split)
     path = Path(source)
-    if path.suffix == ".parquet":
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
         return _parquet_rows(path)
-    if path.suffix not in (".jsonl", ".json"):
-        raise ValueError(f"{path}: a file of problems ends in .jsonl, .json, .parquet")
+    if suffix not in (".jsonl", ".json", ".csv"):
+        raise ValueError(f"{path}: a file of problems ends in .jsonl, .json, .csv or .parquet")
     try:
-        rows = list(_json_rows(path))
+        rows = list(_csv_rows(path) if suffix == ".csv" else _json_rows(path))
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not valid UTF-8: {error}") from error
-    for place, row in rows:
-        if not isinstance(row, Mapping):
-            raise ValueError(f"{place}: an object with a problem and an answer was expected, not {type(row).__name__}")
-    return [row for _, row in rows]
+    except csv.Error as error:
+        raise ValueError(f"{path}: not valid CSV: {error}") from error
+    return [_row(place, row) for place, row in rows]
+
+
+def _row(place: str, value: Any) -> Row:
+    if isinstance(value, list) and len(value) == 2 and isinstance(value[0], str):
+        value = dict(zip(("problem", "answer"), value, strict=True))
+    elif isinstance(value, list) and value and all(isinstance(part, Mapping) for part in value):
+        value = {"messages": value}
+    if not isinstance(value, Mapping):
+        raise ValueError(
+            f"{place}: an object with a problem and an answer, or a list of the two, was expected, not "
+            f"{f'a list of {len(value)}' if isinstance(value, list) else type(value).__name__}"
+        )
+    return value
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """(place, row by the names in the first line)."""
+    with path.open(encoding="utf-8-sig", newline="") as lines:
+        yield from ((f"{path}, row {number}", row) for number, row in enumerate(csv.DictReader(lines), 1))
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
     """(place, value) of every line or list entry."""
-    if path.suffix == ".json":
-        table = _parsed(path.read_text(encoding="utf-8"), str(path))
+    if path.suffix.lower() == ".json":
+        table = _parsed(path.read_text(encoding="utf-8-sig"), str(path))
         if not isinstance(table, list):
             raise ValueError(f"{path}: a list of problems was expected; for one object per line use .jsonl")
         yield from ((f"{path}, entry {number}", row) for number, row in enumerate(table, 1))
         return
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 place = f"{path}, line {number}"

@@ -280,9 +280,9 @@ def refuse_images(images: Sequence[bytes]) -> None:
 
 
 def without_thoughts(text: str) -> str:
-    """The text without its closed <think> blocks."""
+    """The text without its closed <think> blocks, and without what a closing tag alone ends: the prompt opened it."""
     *closed, rest = text.split("</think>")
-    said = [part.partition("<think>")[0] if "<think>" in part else f"{part}</think>" for part in closed]
+    said = [part.partition("<think>")[0] if "<think>" in part else "" for part in closed]
     return "".join([*said, rest])
 
 

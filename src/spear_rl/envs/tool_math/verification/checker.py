@@ -16,7 +16,7 @@ from itertools import accumulate
 from pathlib import Path
 from unicodedata import category
 
-from spear_rl.envs.tool_math.verification.answers import MAX_ANSWER_CHARACTERS
+from spear_rl.envs.tool_math.verification.integers import MAX_ANSWER_CHARACTERS
 from spear_rl.errors import MissingExtraError, UserError
 from spear_rl.sandbox import Interpreter, Limits, Result, SandboxUnavailable
 
