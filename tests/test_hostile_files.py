@@ -323,7 +323,7 @@ def test_no_line_of_ours_loads_a_pickle_that_others_may_have_written():
                 assert "weights_only=True" in after, path
             if (".from_pretrained(" in line and "Peft" not in line) or ".from_config(" in line:
                 assert "trust_remote_code=" in after, path
-    assert found == {"worker.py", "faults.py"}
+    assert found == {"worker.py", "checks.py"}
 
 
 def test_pyarrow_is_one_that_runs_no_code():
