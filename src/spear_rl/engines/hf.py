@@ -205,7 +205,7 @@ class HFEngine:
         return logprobs, entropy
 
     def _accumulate(self, term: Term, beside: LossInputs | None) -> tuple[Metrics, LossInputs]:
-        """Add the gradient of one term; `beside` is the input of the loss of the term before it."""
+        """Add the gradient of one term; `beside` is what the previous term's loss was given."""
         batch = term.batch
         parts = self._micro_batches(batch)
         scored = []

@@ -27,10 +27,10 @@ class EpisodesFailedError(UserError, RuntimeError):
 
 
 class Rollouts:
-    """A training step's `collect`: `collect`, usually `collect_within` and its settings, of the step's tasks.
+    """The `collect` function of a training step: chooses the step's tasks and plays them with `collect`.
 
-    Which tasks those are depends on the step alone, so that runs are comparable and resuming is exact: epochs go
-    through all tasks in a new random order, and a step takes the next `num_tasks` of them.
+    The tasks depend on the step alone, so that runs are comparable and resuming is exact: every epoch shuffles all
+    tasks, and a step takes the next `num_tasks` of them.
     """
 
     def __init__(

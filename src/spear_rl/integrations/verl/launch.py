@@ -21,7 +21,7 @@ _REDUCTIONS = {TokenMean: "token-mean", SequenceMean: "seq-mean-token-mean", Fix
 
 
 def config_of(block: Mapping[str, Any] | None) -> Config:
-    """The configuration in the block `spear` of verl's, which overrides the TOML `file` if it names one."""
+    """Our configuration: the block `spear` of verl's configuration, on top of the TOML `file` that it may name."""
     if block is None:
         raise ConfigError("verl's configuration has no block spear: add e.g. +spear.algorithm.name=spear-grpo")
     config = load(block.get("file"), block={name: section for name, section in block.items() if name != "file"})

@@ -1,6 +1,6 @@
 r"""Integers as policies and data sets write them: `1,234`, `\text{42}`, `x = 42`, `42 \text{ cm}^2`, `\$42`.
 
-What is not plainly one integer is none: `41=42`, `4 2`, `42_5`, `> 42`, `42!`, `42 \text{ million}`.
+Anything else is not an integer: `41=42`, `4 2`, `42_5`, `> 42`, `42!`, `42 \text{ million}`.
 Nothing is evaluated.
 """
 

@@ -43,7 +43,7 @@ class Source:
         return generate(self.num_products, seed=self.seed)
 
     def key(self) -> str:
-        """The shop's key in the cache; files count by path, size and modification time."""
+        """The cache key of a shop; for files it includes their paths, sizes and modification times."""
         stats = [(os.path.realpath(path), os.stat(path)) for path in self.files or () if path]
         files = [[path, stat.st_size, stat.st_mtime_ns] for path, stat in stats] if self.files else None
         fields = asdict(self) | {"files": files, "format": FORMAT}
