@@ -89,7 +89,7 @@ def described(value: object) -> str:
             return reprlib.repr(value)
         if hasattr(type(value), "item") and len(repr(value)) <= 60:
             return f"{clipped(repr(value), 60)} ({kind})"
-    except Exception:
+    except Exception:  # the repr of an author's object may raise anything
         pass
     return f"{'an' if kind[:1].lower() in 'aeiou' else 'a'} {kind}"
 
