@@ -39,7 +39,7 @@ from spear_rl.algorithms import (
     with_settings,
 )
 from spear_rl.algorithms.base import Remembered
-from spear_rl.app.build_training import algorithm_of
+from spear_rl.app.build.training import algorithm_of
 from spear_rl.app.config import load, presets
 from spear_rl.errors import ConfigError
 from spear_rl.functional import clipped_surrogate, constant, cosine, fixed_length_mean, keep_low_covariance

@@ -24,7 +24,7 @@ from spear_rl.algorithms import (
     distinct_tool_bonus,
 )
 from spear_rl.app import config as configuration
-from spear_rl.app.build_training import algorithm_of
+from spear_rl.app.build.training import algorithm_of
 from spear_rl.app.config import Config, documentation, load, presets, sections, to_toml
 from spear_rl.errors import ConfigError
 from spear_rl.functional import constant, cosine

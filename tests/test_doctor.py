@@ -12,7 +12,7 @@ import transformers
 from conftest import random_batch
 from spear_rl import sandbox
 from spear_rl.app import doctor
-from spear_rl.app.build_training import engine_of
+from spear_rl.app.build.training import engine_of
 from spear_rl.app.config import Config, load
 from spear_rl.engines.base import Term
 from spear_rl.engines.device import free_bytes

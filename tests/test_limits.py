@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spear_rl.app.build_rollout import tasks_of
+from spear_rl.app.build.rollout import tasks_of
 from spear_rl.app.config import Config, check, load, sections, to_toml, value_of
 from spear_rl.envs import ENVIRONMENTS
 from spear_rl.errors import ConfigError, UserError

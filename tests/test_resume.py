@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from conftest import logged
-from spear_rl.app.build_training import algorithm_of
+from spear_rl.app.build.training import algorithm_of
 from spear_rl.app.config import Config, flat, load, override, to_toml, update
 from spear_rl.app.resume import FIXED, opened, settings_text, start_of, stored
 from spear_rl.app.train import train_from

@@ -26,7 +26,7 @@ from spear_rl.algorithms import (
     rloo,
     spear,
 )
-from spear_rl.app.build_training import algorithm_of
+from spear_rl.app.build.training import algorithm_of
 from spear_rl.app.config import load
 from spear_rl.functional import LossInputs, token_covariance
 from spear_rl.integrations.verl.rows import with_clipped_replay

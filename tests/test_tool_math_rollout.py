@@ -11,7 +11,7 @@ import torch
 
 from conftest import RecordingEngine
 from spear_rl.algorithms import ALGORITHMS
-from spear_rl.app.build_training import tasks_of
+from spear_rl.app.build.training import tasks_of
 from spear_rl.app.config import load
 from spear_rl.engines.models.tiny import tiny_tokenizer
 from spear_rl.envs import tool_math

@@ -374,7 +374,7 @@ def test_a_step_takes_under_2_ms(cache, panel):
 
 @pytest.mark.parametrize("name", ["webshop-tiny", "webshop-smollm2", "paper-webshop"])
 def test_the_presets_name_tasks_that_are_there(name, tmp_path, monkeypatch):
-    from spear_rl.app.build_rollout import tasks_of
+    from spear_rl.app.build.rollout import tasks_of
     from spear_rl.app.config import load
 
     monkeypatch.setenv("SPEAR_RL_CACHE", str(tmp_path))
@@ -385,7 +385,7 @@ def test_the_presets_name_tasks_that_are_there(name, tmp_path, monkeypatch):
 
 
 def test_the_papers_preset_plays_synthetic_goals_of_the_small_catalogue_by_the_originals_score(tmp_path, monkeypatch):
-    from spear_rl.app.build_rollout import tasks_of
+    from spear_rl.app.build.rollout import tasks_of
     from spear_rl.app.config import load
     from spear_rl.envs.webshop.generated.catalogue import main as write_catalogue
 

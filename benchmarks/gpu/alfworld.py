@@ -26,7 +26,7 @@ SMALL = [
 
 def main() -> None:
     from spear_rl.app import config as configuration
-    from spear_rl.app.build_training import Player, algorithm_of, engine_of, tasks_of
+    from spear_rl.app.build.training import Player, algorithm_of, engine_of, tasks_of
     from spear_rl.app.train import cold_start_from
     from spear_rl.train.step import train_step
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-from spear_rl.app.build_rollout import Player, sampling_of, tasks_of
+from spear_rl.app.build.rollout import Player, sampling_of, tasks_of
 from spear_rl.app.config import Config, check, load
 from spear_rl.app.resume import is_run, stored_with
 from spear_rl.errors import CheckpointError, ConfigError
@@ -131,7 +131,7 @@ def _with_model(
     home = next((folder for folder in homes if is_run(folder)), None)
     config = stored_with(home, overrides, folder=place) if home and not source else load(source or None, overrides)
     tasks = tasks_of(config, options.split, count=options.tasks or None)
-    from spear_rl.app.build_training import engine_of
+    from spear_rl.app.build.training import engine_of
     from spear_rl.app.train import evaluated
     from spear_rl.train.checkpoint import MANIFEST, checked_step, checkpoints
 

@@ -14,7 +14,7 @@ from spear_rl.io.jsonl import read_rows, spans
 
 def algorithm_overview(name: str | None, overrides: Sequence[str]) -> str:
     """An algorithm, by its name or as a preset or TOML file sets it: one line per field, records inside it included."""
-    from spear_rl.app.build_training import algorithm_of
+    from spear_rl.app.build.training import algorithm_of
 
     is_source = name in presets() or Path(name or "").is_file()
     chosen = [f"algorithm.name={name}"] if name and not is_source else []

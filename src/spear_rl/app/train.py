@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from spear_rl.app.build_rollout import Player, sampling_of, tasks_of
-from spear_rl.app.build_training import algorithm_of, engine_of, policy_in_folder
+from spear_rl.app.build.rollout import Player, sampling_of, tasks_of
+from spear_rl.app.build.training import algorithm_of, engine_of, policy_in_folder
 from spear_rl.app.config import Config, resolved
 from spear_rl.app.resume import CONFIG, Start, settings_text, start_of
 from spear_rl.engines.base import NonFiniteLossError, TrainableEngine

@@ -92,6 +92,15 @@ class FilePath:
         return "" if fits else f"must be {self} (it is {shown(value)})"
 
 
+Steps = Range(0, 10_000_000, unit="steps")
+Seed = Range(0, 2**31 - 1)
+Share = Range(0, 1)
+Weight = Range(0, 1000)
+Turns = Range(1, 10_000, unit="turns")
+Name = Annotated[str, Length(1, 256, "characters")]
+Words = Annotated[list[Name], Length(0, 64, "entries")]
+
+
 @dataclass(frozen=True, slots=True)
 class OneOf:
     """One of some names that are known at run time."""

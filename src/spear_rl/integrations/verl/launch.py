@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from spear_rl.algorithms import Algorithm, ClippedSurrogate, FixedLength, SequenceMean, TokenMean
-from spear_rl.app.build_rollout import tasks_of
-from spear_rl.app.build_training import algorithm_of
+from spear_rl.app.build.rollout import tasks_of
+from spear_rl.app.build.training import algorithm_of
 from spear_rl.app.config import Config, load, to_toml, value_of
 from spear_rl.errors import ConfigError
 from spear_rl.integrations.shared.requirements import require_names, require_surrogate, require_version

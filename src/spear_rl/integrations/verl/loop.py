@@ -11,7 +11,7 @@ from uuid import uuid4
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 
-from spear_rl.app.build_rollout import tasks_of
+from spear_rl.app.build.rollout import tasks_of
 from spear_rl.integrations.shared.episodes import fields_of, to_json
 from spear_rl.integrations.verl.launch import config_of
 from spear_rl.io.escaping import one_line

@@ -19,7 +19,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.utils.losses import ppo_loss
 
 from spear_rl.algorithms import Algorithm, GroupRelative
-from spear_rl.app.build_training import algorithm_of
+from spear_rl.app.build.training import algorithm_of
 from spear_rl.engines.base import Term
 from spear_rl.errors import ConfigError
 from spear_rl.integrations.shared import episodes, state_file

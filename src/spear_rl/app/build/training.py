@@ -1,4 +1,4 @@
-"""From a configuration to the algorithm and the engine; `build_rollout` has the parts that need no torch."""
+"""From a configuration to the algorithm and the engine; `rollout` has the parts that need no torch."""
 
 from dataclasses import replace
 from functools import partial
@@ -9,7 +9,7 @@ import torch
 
 from spear_rl.algorithms import Algorithm, CovarianceClip, SettingError, distinct_tool_bonus, named, tool_bonus
 from spear_rl.algorithms.wrapping import AlgorithmError
-from spear_rl.app.build_rollout import Player, expert_texts, runner_of, sampling_of, tasks_of
+from spear_rl.app.build.rollout import Player, expert_texts, runner_of, sampling_of, tasks_of
 from spear_rl.app.config import AlgorithmConfig, Config, value_of
 from spear_rl.engines import ENGINES
 from spear_rl.engines.base import TrainableEngine, missing_members

@@ -1,0 +1,91 @@
+"""The typed configuration: where its sections come together, are read and are checked."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any
+
+from spear_rl.app.config.algorithm import AlgorithmConfig, BonusConfig, CovarianceConfig, ImitationConfig
+from spear_rl.app.config.sections import Engine, Eval, Optim, Rollout, Run, Sft, Task
+from spear_rl.errors import ConfigError
+from spear_rl.settings import fields
+from spear_rl.settings.fields import documentation, flat, override, sections, to_toml, update, value_of
+from spear_rl.settings.names import ALGORITHM_NAMES, BASES, split_name
+from spear_rl.settings.ranges import nearest
+
+__all__ = [
+    "AlgorithmConfig", "BonusConfig", "Config", "CovarianceConfig", "Engine", "Eval", "ImitationConfig", "Optim",
+    "Rollout", "Run", "Sft", "Task", "check", "documentation", "flat", "load", "merged", "override", "presets",
+    "resolved", "sections", "to_toml", "update", "value_of",
+]  # fmt: skip
+
+
+@dataclass
+class Config:
+    """All settings. `spear show config` prints every field with its default."""
+
+    run: Run = field(default_factory=Run)
+    task: Task = field(default_factory=Task)
+    engine: Engine = field(default_factory=Engine)
+    rollout: Rollout = field(default_factory=Rollout)
+    optim: Optim = field(default_factory=Optim)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    sft: Sft = field(default_factory=Sft)
+    eval: Eval = field(default_factory=Eval)
+
+
+def load(source: str | None, overrides: Sequence[str] = (), *, block: Mapping[str, Any] | None = None) -> Config:
+    """Defaults, then a preset or a TOML file, a `block` of sections, and `section.key=value` overrides; checked."""
+    return resolved(merged(source, overrides, block=block))
+
+
+def merged(source: str | None, overrides: Sequence[str] = (), *, block: Mapping[str, Any] | None = None) -> Config:
+    """The same as `load`, neither checked nor resolved."""
+    config = Config()
+    if source:
+        update(config, fields.table_in(source, presets()))
+    update(config, block or {})
+    override(config, overrides)
+    return config
+
+
+def resolved(config: Config) -> Config:
+    """The config, checked, with the defaults that depend on other settings filled in."""
+    check(config)
+    algorithm, rollout = config.algorithm, config.rollout
+    algorithm.bonus.steps = algorithm.bonus.steps or config.run.steps
+    algorithm.imitation.warm_steps = algorithm.imitation.warm_steps or max(config.run.steps // 2, 1)
+    turns = rollout.max_turns if rollout.layout == "chat" else 1
+    algorithm.max_length = algorithm.max_length or rollout.max_new_tokens * turns
+    return config
+
+
+def check(config: Config) -> None:
+    """Check each field alone, then combinations; an error names the field and what to do."""
+    fields.check_fields(config)
+    rollout, evaluation, algorithm = config.rollout, config.eval, config.algorithm
+    low, high, greedy = algorithm.covariance.low, algorithm.covariance.high, evaluation.temperature
+    played, every = rollout.num_tasks * rollout.group_size, evaluation.every
+    if played > 65_536:
+        product = "rollout.num_tasks times rollout.group_size"
+        raise ConfigError(f"{product} must be at most 65,536 episodes (it is {played:,})")
+    if 0 < greedy < 0.001:
+        raise ConfigError(f"eval.temperature must be 0 for the likeliest token, or 0.001 or more (it is {greedy})")
+    if every and not evaluation.tasks:
+        advice = "set eval.every=0, or eval.tasks above 0"
+        raise ConfigError(f"eval.every={every} with eval.tasks=0 evaluates nothing: {advice}")
+    if low >= high:
+        rule = "algorithm.covariance.low must be below algorithm.covariance.high"
+        raise ConfigError(f"{rule} (they are {low} and {high})")
+    _, base = split_name(algorithm.name)
+    if base not in BASES and ":" not in base:
+        known = f"it is one of: {', '.join(ALGORITHM_NAMES)}; or your own: package.module:function"
+        near = nearest(algorithm.name, ALGORITHM_NAMES)
+        raise ConfigError(f"algorithm.name cannot be {algorithm.name!r}{near}; {known}")
+
+
+def presets() -> dict[str, str]:
+    """Name -> TOML text of every preset that comes with the package."""
+    folder = resources.files("spear_rl.app") / "presets"
+    files = sorted((path for path in folder.iterdir() if path.name.endswith(".toml")), key=lambda path: path.name)
+    return {path.name.removesuffix(".toml"): path.read_text("utf-8") for path in files}

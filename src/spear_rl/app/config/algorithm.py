@@ -1,0 +1,141 @@
+"""The sections of `algorithm`. The string under a field is its documentation."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from spear_rl.settings.ranges import Name, Range, Share, Steps, Weight
+
+
+@dataclass
+class BonusConfig:
+    """Learn the ropes: the intrinsic reward for using tools. Only for spear-* algorithms."""
+
+    mode: Literal["none", "constant", "cosine"] = "cosine"
+    """mu(t), the bonus's weight over the steps.
+    none: no bonus
+    constant: always 1
+    cosine: half a cosine from 1 to 0"""
+    steps: Annotated[int, Steps] = 0
+    """T_decay of the cosine; 0 is run.steps."""
+    count: Literal["turns", "distinct"] = "turns"
+    """What is paid.
+    turns: every turn that used a tool (the paper)
+    distinct: every different call"""
+
+
+@dataclass
+class ImitationConfig:
+    """Trust the wins: replay of one's own good episodes. Only for spear-* algorithms."""
+
+    enabled: bool = True
+    """Off gives the base algorithm's updates bit for bit."""
+    weight: Annotated[float, Weight] = 1.0
+    """c, what gamma(t) grows to."""
+    warm_steps: Annotated[int, Steps] = 0
+    """T_warm of gamma(t); 0 is half of run.steps."""
+    fraction: Annotated[float, Range(0, 100)] = 0.25
+    """Replayed episodes per step, as a fraction of those played."""
+    capacity: Annotated[int, Range(1, 1_000_000)] = 2048
+    """What the buffer holds; with when_full, what is drawn at once."""
+    unit: Literal["episodes", "turns"] = "episodes"
+    """What capacity counts.
+    episodes: whole episodes
+    turns: turns that train again (the authors' code on ALFWorld and WebShop)"""
+    max_age: Annotated[int, Range(1, 10_000_000, unit="steps")] = 5
+    """Steps after which an episode is forgotten."""
+    history: Annotated[int, Range(1, 10_000_000)] = 1024
+    """Group means in the baseline's window."""
+    percentile: Annotated[float, Range(0, 100)] = 50.0
+    """Of the window: the baseline b."""
+    per_family: bool = False
+    """A baseline for each kind of task instead of one for all."""
+    draw: Literal["every_step", "when_full"] = "every_step"
+    """When remembered episodes are replayed.
+    every_step: a fraction every step
+    when_full: `capacity` at once when more than 1.5 times as many qualify (the authors' code)"""
+    gate: Literal["both", "old", "new"] = "both"
+    """Which advantage of an episode must be positive.
+    both: when played and today
+    old: when played
+    new: today, against the present baseline"""
+    update: Literal["joint", "separate"] = "joint"
+    """Where replayed rows train.
+    joint: in the on-policy optimizer step (the paper)
+    separate: in optimizer steps of their own after it (the authors' code)"""
+    divide_by_std: bool | None = None
+    """Divide A' by a typical std of recent groups; unset is as the base does, false is the paper's A' = R - b."""
+    reweight: Annotated[float, Weight] | None = None
+    """If set, A' = reweight * A instead of recalibrating against the baseline."""
+    admit_by_score: bool = False
+    """Remember what beats its siblings with bonus, penalties and step part too (the paper), not by the reward alone."""
+    skip_invalid: bool = True
+    """Turns that the environment could not act on, or that hit their token limit, do not train again."""
+    scale_by_rows: bool = True
+    """Weigh replay by episodes drawn over episodes wanted; off, one alone weighs as much as all (the paper)."""
+    require_tool: bool = False
+    """Remember only episodes that used a tool."""
+    age_decay: Annotated[float, Share] = 1.0
+    """Multiplies A' for every step of age."""
+    keep_step_part: bool = False
+    """GiGPO: replay the step advantage too."""
+
+
+@dataclass
+class CovarianceConfig:
+    """Against over-confidence: hold back tokens whose advantage and log-probability rise together."""
+
+    replay: Literal["clip", "kl", "none"] = "clip"
+    """For replayed rows (part of SPEAR).
+    clip: such tokens do not train (Clip-Cov)
+    kl: such tokens get a KL penalty (KL-Cov)
+    none: nothing is held back"""
+    on_policy: Literal["clip", "kl", "none"] = "none"
+    """For on-policy rows, with the same settings; off so that SPEAR's own effect shows.
+    clip: such tokens do not train (Clip-Cov)
+    kl: such tokens get a KL penalty (KL-Cov)
+    none: nothing is held back"""
+    fraction: Annotated[float, Share] = 0.02
+    """Share of tokens held back."""
+    low: Annotated[float, Range(0, 1_000_000)] = 2.0
+    """Smallest covariance considered; 1 on math, 2 where rewards are ten times larger."""
+    high: Annotated[float, Range(0, 1_000_000)] = 60.0
+    """Largest covariance considered; 40 on math."""
+    beta: Annotated[float, Weight] = 1.0
+    """Weight of kl's penalty."""
+    joint_means: bool = False
+    """Replay: covariances about the means of all rows of a joint optimizer step, not of the replayed ones alone."""
+
+
+@dataclass
+class AlgorithmConfig:
+    """What is learned from the episodes."""
+
+    name: Name = "spear-dr-bot-grpo"
+    """By name (`spear list`) or your own, package.module:function; with spear-, dr-bot- or spear-dr-bot- before it."""
+    invalid_penalty: Annotated[float, Weight] = 0.1
+    """Penalty per turn that the environment could not act on."""
+    format_bonus: Annotated[float, Weight] = 0.0
+    """Bonus per episode without such a turn (0.1 in the paper's formula)."""
+    divide_by_std: bool | None = None
+    """Divide advantages by the group's std; unset is the algorithm's own."""
+    clip_low: Annotated[float, Range(0, 1, "(]")] | None = None
+    """PPO's lower clip; unset is the algorithm's own."""
+    clip_high: Annotated[float, Range(0, 1000, "(]")] | None = None
+    """PPO's upper clip; unset is the algorithm's own."""
+    dual_clip: Annotated[float, Range(1, 1_000_000, "(]")] | None = None
+    """Bound on the loss of negative advantages; unset is the algorithm's own."""
+    entropy_bonus: Annotated[float, Weight] = 0.0
+    """Weight of the entropy in the on-policy loss."""
+    kl: Annotated[float, Weight] = 0.0
+    """Weight of the KL to the cold-started policy; 0 needs no reference model."""
+    discount: Annotated[float, Share] = 0.95
+    """GiGPO: discount of rewards-to-go."""
+    step_weight: Annotated[float, Weight] = 1.0
+    """GiGPO: weight of the step advantage."""
+    keep_groups: Annotated[float, Range(0, 1, "(]")] = 0.75
+    """Dr.BoT: share of groups, those with the largest spread, that trains."""
+    max_length: Annotated[int, Range(0, 2**40, unit="tokens")] = 0
+    """Dr.BoT: the constant in place of a row's length; 0 is the most tokens a row may train."""
+    bonus: BonusConfig = field(default_factory=BonusConfig)
+    imitation: ImitationConfig = field(default_factory=ImitationConfig)
+    covariance: CovarianceConfig = field(default_factory=CovarianceConfig)
