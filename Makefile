@@ -1,5 +1,7 @@
+# make install       into .venv, what running needs
 # make quickstart    install into .venv and train a small agent (two to five minutes on two cores)
-# make test          install into .venv and run every test
+# make test          install into .venv, with what tests and documentation need, and run every test
+# make test-newcomer follow README and tutorial word for word in a new clone and a new virtual environment
 # make check         format, lint, types, import contracts
 # make docs          the documentation site, into site/; a broken link or reference fails
 # make pages         write again what is generated in docs/: the page of settings and the figures
@@ -7,17 +9,24 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
 WEIGHTS := $(VENV)/.smollm2
 
-.PHONY: install smollm2 quickstart test test-stock test-verl test-fast check docs pages format clean
+.PHONY: install dev smollm2 quickstart test test-newcomer test-stock test-verl test-fast check docs pages format clean
 
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev,docs]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,webshop,math]'
 	touch $(STAMP)
+
+dev: $(DEV_STAMP)
+
+$(DEV_STAMP): $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev,docs]'
+	touch $(DEV_STAMP)
 
 # The smallest real language model, for engine.model=smollm2.
 smollm2: $(WEIGHTS)
@@ -34,7 +43,7 @@ $(WEIGHTS): $(STAMP)
 TEST_PROCESSES ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
-test: install smollm2 check docs
+test: dev smollm2 check docs
 	$(PYTEST)
 
 # Compares household and alfworld with the stock engine, in an environment of its own (it builds two packages from source).
@@ -52,24 +61,24 @@ test-verl:
 	.venv-verl/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 verl==0.9.1 pytest -e '.[verl]'
 	.venv-verl/bin/python -m pytest --noconftest tests/with_verl
 
-test-fast: install
+test-fast: dev
 	$(PYTEST) -m 'not slow'
 
-check: install
+check: dev
 	$(BIN)/ruff format --check src tests benchmarks examples docs/tools
 	$(BIN)/ruff check src tests benchmarks examples docs/tools
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
 # Not with --quiet: it would hide the warnings that --strict counts.
-docs: install
+docs: dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-pages: install
+pages: dev
 	$(BIN)/python docs/tools/settings_page.py
 	$(BIN)/python benchmarks/figures.py
 
-format: install
+format: dev
 	$(BIN)/ruff format src tests benchmarks examples docs/tools
 	$(BIN)/ruff check --fix src tests benchmarks examples docs/tools
 

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from spear_rl import __version__
-from spear_rl.app.config import Config, load, presets, to_toml
+from spear_rl.app.config import Config, flat, load, presets, to_toml
 from spear_rl.errors import ConfigError, UserError
 from spear_rl.io.escaping import indented
 from spear_rl.io.files import check_writable
 from spear_rl.rollout.env import TasksFn
+from spear_rl.settings.fields import meant
 from spear_rl.settings.names import ALGORITHM_NAMES
 from spear_rl.settings.ranges import Range, checked
 from spear_rl.train.trackers import TRACKERS
@@ -31,7 +32,6 @@ except ImportError:
     sys.exit(2)
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="SPEAR: self-imitation learning with progressive exploration for LLM agents.",
@@ -52,10 +52,25 @@ Options = Annotated[
     list[str] | None, Argument(metavar="[OPTION=VALUE]...", help="Options of the environment, e.g. level=easy.")
 ]
 _SETTINGS = "[PRESET|CONFIG.TOML] [SECTION.KEY=VALUE]..."
-Overrides = Annotated[list[str] | None, Argument(metavar=_SETTINGS, help="Settings; `spear show config` lists all.")]
 
 
-@app.command()
+def _completions(incomplete: str) -> list[str]:
+    """What a shell offers for a setting that is being typed."""
+    key, equals, _ = incomplete.partition("=")
+    if equals:
+        return [f"{key}={name}" for name in ALGORITHM_NAMES] if key == "algorithm.name" else []
+    return [word for word in (*presets(), *(f"{name}=" for name in flat(Config()))) if word.startswith(incomplete)]
+
+
+Overrides = Annotated[
+    list[str] | None,
+    Argument(metavar=_SETTINGS, help="Settings; `spear show config` lists all.", autocompletion=_completions),
+]
+_SETTINGS_ONLY = {"ignore_unknown_options": True}
+"""Words like --seed reach `_split`, which says how a setting is written."""
+
+
+@app.command(context_settings=_SETTINGS_ONLY)
 def train(settings: Overrides = None) -> None:
     """Train: cold start if configured, then RL; resumes with run.resume=true.
 
@@ -64,7 +79,7 @@ def train(settings: Overrides = None) -> None:
     _run(settings, "train")
 
 
-@app.command()
+@app.command(context_settings=_SETTINGS_ONLY)
 def sft(settings: Overrides = None) -> None:
     """Cold start only: supervised learning on expert episodes; writes run.dir/model, a plain transformers folder."""
     _run(settings, "sft")
@@ -187,7 +202,7 @@ def show(
     console.print(text, soft_wrap=True)
 
 
-@app.command()
+@app.command(context_settings=_SETTINGS_ONLY)
 def doctor(settings: Overrides = None) -> None:
     """What this machine has, what a configuration will use of it, and whether it fits into memory.
 
@@ -199,9 +214,12 @@ def doctor(settings: Overrides = None) -> None:
     from spear_rl.engines.models.tiny import TINY_SIZES
 
     table = Table("what", "here")
-    for name, value in [*diagnosis.machine(), *diagnosis.sandbox(), *diagnosis.engine(config)]:
+    tasks, missing = diagnosis.tasks(config)
+    for name, value in [*diagnosis.machine(), *diagnosis.sandbox(), *diagnosis.engine(config), ("tasks", tasks)]:
         table.add_row(name, value)
     console.print(table)
+    if missing:
+        console.print(f"no tasks to play: {missing}", soft_wrap=True)
     if config.engine.model in TINY_SIZES:
         console.print(f"{config.engine.model} takes a few megabytes: it fits")
         return
@@ -312,6 +330,10 @@ def _options(
 
 def _split(settings: list[str] | None) -> tuple[str | None, list[str]]:
     """The preset or file, if one is named, and the overrides."""
+    if flag := next((s for s in settings or [] if s.startswith("-")), None):
+        name = flag.lstrip("-").partition("=")[0]
+        hint = meant(name, list(flat(Config()))) or ", e.g. run.seed=1"
+        raise ConfigError(f"there is no option {flag}: settings are written section.key=value{hint}")
     sources = [s for s in settings or [] if "=" not in s]
     if len(sources) > 1:
         raise ConfigError(f"name one preset or file, not {len(sources)}: {', '.join(sources)}")

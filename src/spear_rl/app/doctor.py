@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from spear_rl.app.build.rollout import tasks_of
 from spear_rl.app.config import Config
 from spear_rl.engines.device import chosen_device, chosen_dtype, free_bytes
 from spear_rl.engines.memory import GIB, OVERHEAD, Footprint, automatic_tokens, fitting_tokens, footprint, kv_slots
@@ -17,7 +18,7 @@ from spear_rl.engines.models.load import is_function, loading_error, model_from_
 from spear_rl.engines.models.lora import adapter_base, is_adapter, is_linear
 from spear_rl.engines.models.tiny import TINY_SIZES
 from spear_rl.engines.packed.attention import can_pack, has_kernel
-from spear_rl.errors import ConfigError
+from spear_rl.errors import ConfigError, UserError
 from spear_rl.io.record import version
 from spear_rl.sandbox import Interpreter, SandboxUnavailable
 
@@ -84,6 +85,16 @@ def engine(config: Config) -> Iterator[tuple[str, str]]:
         yield "generation", "streamed, captured in CUDA graphs" if packed else "batch by batch"
     trained = f"an adapter of rank {settings.lora_rank}" if settings.lora_rank else "all weights"
     yield "trained", trained + (", activations recomputed" if settings.checkpointing else "")
+
+
+def tasks(config: Config) -> tuple[str, str]:
+    """(the tasks that this configuration plays, why there are none; empty if there are)."""
+    splits = dict.fromkeys(["train", *([config.eval.split] if config.eval.tasks else [])])
+    try:
+        found = [f"{len(tasks_of(config, split)):,} {split}" for split in splits]
+    except UserError as error:
+        return f"{config.task.env}: none", str(error)
+    return f"{config.task.env}: {', '.join(found)}", ""
 
 
 def estimate(config: Config, *, free: int | None = None) -> tuple[Footprint, int, int]:

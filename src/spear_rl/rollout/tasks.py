@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from spear_rl.errors import UserError
+from spear_rl.errors import ConfigError, UserError
 from spear_rl.io.escaping import in_words
 from spear_rl.io.files import same_folder
 from spear_rl.rollout.contract import ContractError, checked_task, described
@@ -14,7 +14,13 @@ from spear_rl.settings.names import loaded
 
 def loaded_tasks(name: str) -> TasksFn:
     """The function that `name` ("package.module:function") names; modules are also looked for in the current folder."""
-    return loaded(name, kind="environment", example="my_game:tasks")  # type: ignore[no-any-return]
+    found = loaded(name, kind="environment", example="my_game:tasks")
+    if hasattr(found, "reset") and hasattr(found, "step"):
+        module, _, own = name.partition(":")
+        what = "an environment" if not hasattr(found, "metadata") else "a Gymnasium environment"
+        advice = f"write a function that lists tasks, def tasks(split), and name it: {module}:tasks"
+        raise ConfigError(f"{name}: {own} is {what}, not its tasks: {advice} (docs/new_environment.md)")
+    return found  # type: ignore[no-any-return]
 
 
 def panel_of(tasks: TasksFn, split: str, **options: Any) -> Sequence[Task]:

@@ -25,6 +25,19 @@ from spear_rl.settings.ranges import checked, described, nearest, shown
 
 _DEEPEST = 16
 """Levels of nested lists and tables."""
+OTHER_NAMES = {
+    "lr": "optim.learning_rate", "n": "rollout.group_size", "num_generations": "rollout.group_size",
+    "group": "rollout.group_size", "batch": "rollout.num_tasks", "bs": "rollout.num_tasks", "beta": "algorithm.kl",
+    "train_batch_size": "rollout.num_tasks", "algo": "algorithm.name", "algorithm": "algorithm.name",
+    "environment": "task.env", "task": "task.env", "model_path": "engine.model", "output": "run.dir",
+    "output_dir": "run.dir", "out": "run.dir", "max_steps": "run.steps", "num_steps": "run.steps",
+    "total_steps": "run.steps", "gpu": "engine.device", "cuda": "engine.device", "max_tokens": "rollout.max_new_tokens",
+    "grad_clip": "optim.max_grad_norm", "kl_coef": "algorithm.kl", "entropy_coef": "algorithm.entropy_bonus",
+    "wandb": "run.trackers", "report_to": "run.trackers", "save_every": "run.checkpoint_every",
+    "save_steps": "run.checkpoint_every", "eval_every": "eval.every", "eval_steps": "eval.every",
+    "num_workers": "rollout.workers", "warmup": "optim.warmup_steps",
+}  # fmt: skip
+"""Names that other programs use -> our setting."""
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -37,7 +50,7 @@ def update(section: Any, table: Mapping[str, Any], path: str = "", *, root: Any 
             while isinstance(value, Mapping) and value:
                 inner, value = next(iter(value.items()))
                 key = f"{key}.{inner}"
-            raise ConfigError(f"unknown setting {shown(key)[1:-1]}{nearest(key, _all_keys(root or section))}")
+            raise ConfigError(f"unknown setting {shown(key)[1:-1]}{meant(key, _all_keys(root or section))}")
         current = getattr(section, name)
         if is_dataclass(current):
             if not isinstance(value, Mapping):
@@ -48,6 +61,16 @@ def update(section: Any, table: Mapping[str, Any], path: str = "", *, root: Any 
             current.update(_plain(value, key))
         else:
             setattr(section, name, checked(value, hints[name], key, partial(choices, type(section), name)))
+
+
+def meant(key: str, known: Sequence[str]) -> str:
+    """A question with the settings that someone who wrote `key` may have meant; nothing if none is near."""
+    *path, name = key.lower().replace("-", "_").strip("_").split(".")
+    if alias := OTHER_NAMES.get(name):
+        return f"; did you mean {alias}?"
+    if not path and (same := [k for k in known if k.split(".")[-1] == name]):
+        return f"; did you mean {' or '.join(same[:3])}?"
+    return nearest(key, known)
 
 
 def override(config: Any, settings: Sequence[str]) -> None:

@@ -42,9 +42,12 @@ def require_expressible(algorithm: Algorithm) -> ClippedSurrogate:
 def verl_settings(config: Config, folder: Path, theirs: Mapping[str, Any]) -> dict[str, Any]:
     """The settings for `python -m verl.trainer.main_ppo`; `theirs` override ours."""
     rollout, count, actor = config.rollout, config.optim.num_minibatches, "actor_rollout_ref.actor"
-    if config.sft.episodes or not (Path(config.engine.model).is_dir() or "/" in config.engine.model):
+    if config.sft.episodes:
         hint = "run `spear sft`, then set engine.model to the model folder it wrote and sft.episodes=0"
-        raise ConfigError(f"verl starts from a transformers folder and has no cold start: {hint}")
+        raise ConfigError(f"verl has no cold start: {hint}")
+    if not (Path(config.engine.model).is_dir() or "/" in config.engine.model):
+        wanted = "verl wants a transformers folder (`spear sft` writes one) or a hub id, owner/name"
+        raise ConfigError(f"engine.model: {config.engine.model!r} is no folder: {wanted}")
     loss = require_expressible(algorithm_of(config))
     longest = rollout.max_context + rollout.max_new_tokens
     keys: dict[str, Any] = {name: value_of(config, ours) for name, ours in _TABLES["settings"].items()}
