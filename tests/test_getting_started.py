@@ -1,4 +1,4 @@
-"""What a newcomer types first: other programs' option names, the wrong kind of environment, a machine without the games."""
+"""What a newcomer types first: other programs' options, the wrong kind of environment, missing games."""
 
 import os
 import subprocess
@@ -103,7 +103,7 @@ def test_the_doctor_says_that_the_games_are_missing_and_how_to_get_them(spear, m
 def test_verl_with_the_readmes_placeholder_says_what_a_model_is():
     from spear_rl.integrations.verl.launch import verl_settings
 
-    with pytest.raises(ConfigError, match="engine.model: 'FOLDER' is no folder"):
+    with pytest.raises(ConfigError, match="'FOLDER' is no folder"):
         verl_settings(load("paper-alfworld", ["engine.model=FOLDER"]), None, {})
 
 
