@@ -46,6 +46,10 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist 
 test: dev smollm2 check docs
 	$(PYTEST)
 
+# A new clone of the last commit, a new virtual environment, every command of README and tutorial: some twenty minutes.
+test-newcomer:
+	$(PYTHON) tests/newcomer.py
+
 # Compares household and alfworld with the stock engine, in an environment of its own (it builds two packages from source).
 # With ALFWORLD_DATA set it plays real games too: every valid_seen walkthrough and 300 games at random, some ten minutes.
 test-stock:
