@@ -1,6 +1,6 @@
 """From a configuration to the algorithm and the engine; `rollout` has the parts that need no torch."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from spear_rl.train.checkpoint import MANIFEST, checked_manifest
 __all__ = ["Player", "algorithm_of", "engine_of", "runner_of", "sampling_of", "tasks_of"]
 
 OWN = [
-    *("invalid_penalty", "format_bonus", "divide_by_std", "discount", "step_weight"),
+    *("invalid_penalty", "format_bonus", "divide_by_std", "discount", "step_weight", "anchor"),
     *("clip_low", "clip_high", "dual_clip", "entropy_bonus", "kl"),
 ]
 """Settings of a base: fields, under the same names, of an algorithm and of its advantages and loss."""
@@ -68,7 +68,8 @@ def algorithm_of(config: Config) -> Algorithm:
         return named(
             settings.name,
             settings=changed,
-            dr_bot_options={"max_length": settings.max_length, "keep_groups": settings.keep_groups},
+            dr_bot_options=asdict(settings.filters)
+            | {"max_length": settings.max_length, "keep_groups": settings.keep_groups},
             spear_options=_spear_options(
                 config, replace(clip, kind=covariance.replay, joint_means=covariance.joint_means)
             ),

@@ -1,15 +1,24 @@
 """Parses the command out of a policy's answer: `<action>...</action>`, or one short line without tags."""
 
+import re
+from collections.abc import Collection
 from typing import NamedTuple
 
+from spear_rl.rollout.env import NO_THOUGHT
 from spear_rl.rollout.rendering.renderer import without_thoughts
 
 MAX_BARE_LENGTH = 100
 """The longest answer without tags that is taken for a command."""
 
 
+RULES = ("strict", "published")
+"""Which answers of a text game are invalid: by `parsed_answer`, and what the game refuses; or by `published_answer`."""
+
+_TAGS = re.compile("</?(?:think|action)>")
+
+
 class ParsedAnswer(NamedTuple):
-    """A command, or in one word why there is none."""
+    """A command, or in one word why there is none or why the answer is charged."""
 
     command: str
     invalid: str = ""
@@ -21,13 +30,14 @@ def parsed_answer(text: str) -> ParsedAnswer:
     "<think>the desk first</think><action>Go to  desk 1</action>" -> "go to desk 1"
     "go to desk 1"                                                -> "go to desk 1"
     "<think>hm</think><action>go to desk 1"                       -> unclosed_tag
+    "<action>look</action></action>"                              -> "look"
     "I would rather not say.\\nSorry."                             -> no_action
     """
     text = without_thoughts(text.lower())
     end = text.rfind("</action>")
     start = text.rfind("<action>", 0, end) if end >= 0 else -1
     if start >= 0:
-        command = text[start + len("<action>") : end]
+        command = text[start + len("<action>") : text.find("</action>", start)]
     elif "<action>" in text:
         return ParsedAnswer("", "unclosed_tag")
     else:
@@ -36,3 +46,28 @@ def parsed_answer(text: str) -> ParsedAnswer:
             return ParsedAnswer("", "no_action")
     command = " ".join(command.split())
     return ParsedAnswer(command) if command else ParsedAnswer("", "no_action")
+
+
+def published_answer(text: str, commands: Collection[str]) -> ParsedAnswer:
+    """The command as the published ALFWorld runs read it, and which of the two tags is missing, which they charge.
+
+    Without an action tag it is the one of `commands` that the last line ends with; that line may be a thought, so
+    nothing else of it counts.
+
+    "<think>hm</think><action>Look</action>"  -> "look"
+    "<action>look</action>"                   -> "look", no_thought
+    "<think>hm</think>\\nI will look."         -> "look", no_action
+    "<think>hm"                               -> "", no_action
+    """
+    text = text.lower()
+    said = without_thoughts(text)
+    end = said.rfind("</action>")
+    start = said.rfind("<action>", 0, end) if end >= 0 else -1
+    if start >= 0:
+        has_thought = "<think>" in text and "</think>" in text
+        command = said[start + len("<action>") : said.find("</action>", start)]
+        return ParsedAnswer(" ".join(command.split()), "" if has_thought else NO_THOUGHT)
+    lines = _TAGS.sub("\n", said).strip(" \n.!\"'`*").splitlines()
+    last = " ".join(lines[-1].split()) if lines else ""
+    ending = [command for command in commands if f" {last}".endswith(f" {command}")]
+    return ParsedAnswer(max(ending, key=len, default=""), "no_action")
