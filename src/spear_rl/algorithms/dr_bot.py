@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from spear_rl.algorithms.base import Algorithm
+from spear_rl.algorithms.base import Algorithm, Filter
 from spear_rl.algorithms.filters import FlatGroups, Overlong, Repetitive, Unreadable, Void
 from spear_rl.algorithms.wrapping import AlgorithmError, changed
 from spear_rl.functional.losses import FixedLength
@@ -32,7 +32,7 @@ def dr_bot(
         raise AlgorithmError("dr_bot goes inside, or replay would keep the loss from before: spear(dr_bot(base))")
     clips = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 10.0}
     reduction = FixedLength(max_length)
-    filters = {
+    filters: dict[Filter, bool] = {
         Overlong(): overlong,
         Void(): void,
         Repetitive(): repetitive,

@@ -20,9 +20,9 @@ from spear_rl.settings.names import ALGORITHM_NAMES, BASES, split_name
 from spear_rl.settings.ranges import nearest
 
 __all__ = [
-    "AlgorithmConfig", "BonusConfig", "Config", "CovarianceConfig", "Engine", "Eval", "FiltersConfig", "ImitationConfig", "Optim",
-    "Rollout", "Run", "Sft", "Task", "check", "documentation", "flat", "load", "merged", "override", "presets",
-    "resolved", "sections", "to_toml", "update", "value_of",
+    "AlgorithmConfig", "BonusConfig", "Config", "CovarianceConfig", "Engine", "Eval", "FiltersConfig",
+    "ImitationConfig", "Optim", "Rollout", "Run", "Sft", "Task", "check", "documentation", "flat", "load", "merged",
+    "override", "presets", "resolved", "sections", "to_toml", "update", "value_of",
 ]  # fmt: skip
 
 

@@ -31,9 +31,7 @@ class TextGameEnv:
 
     __slots__ = ("_episode", "_invalid", "_is_over", "_new_episode", "_reward")
 
-    def __init__(
-        self, new_episode: Callable[[], Episode], *, reward: float = REWARD, invalid: str = "strict"
-    ) -> None:
+    def __init__(self, new_episode: Callable[[], Episode], *, reward: float = REWARD, invalid: str = "strict") -> None:
         self._new_episode, self._reward, self._invalid = new_episode, reward, invalid
         self._episode: Episode | None = None
         self._is_over = False

@@ -34,17 +34,14 @@ def parsed_answer(text: str) -> ParsedAnswer:
     "I would rather not say.\\nSorry."                             -> no_action
     """
     text = without_thoughts(text.lower())
-    end = text.rfind("</action>")
-    start = text.rfind("<action>", 0, end) if end >= 0 else -1
-    if start >= 0:
-        command = text[start + len("<action>") : text.find("</action>", start)]
-    elif "<action>" in text:
-        return ParsedAnswer("", "unclosed_tag")
-    else:
+    command = _tagged(text)
+    if command is None:
+        if "<action>" in text:
+            return ParsedAnswer("", "unclosed_tag")
         command = text.strip()
         if len(command) > MAX_BARE_LENGTH or len(command.splitlines()) > 1:
             return ParsedAnswer("", "no_action")
-    command = " ".join(command.split())
+        command = " ".join(command.split())
     return ParsedAnswer(command) if command else ParsedAnswer("", "no_action")
 
 
@@ -61,13 +58,20 @@ def published_answer(text: str, commands: Collection[str]) -> ParsedAnswer:
     """
     text = text.lower()
     said = without_thoughts(text)
-    end = said.rfind("</action>")
-    start = said.rfind("<action>", 0, end) if end >= 0 else -1
-    if start >= 0:
+    tagged = _tagged(said)
+    if tagged is not None:
         has_thought = "<think>" in text and "</think>" in text
-        command = said[start + len("<action>") : said.find("</action>", start)]
-        return ParsedAnswer(" ".join(command.split()), "" if has_thought else NO_THOUGHT)
+        return ParsedAnswer(tagged, "" if has_thought else NO_THOUGHT)
     lines = _TAGS.sub("\n", said).strip(" \n.!\"'`*").splitlines()
     last = " ".join(lines[-1].split()) if lines else ""
     ending = [command for command in commands if f" {last}".endswith(f" {command}")]
     return ParsedAnswer(max(ending, key=len, default=""), "no_action")
+
+
+def _tagged(text: str) -> str | None:
+    """What the last closed action tag holds, with single spaces; a second closing tag after it is not part of it."""
+    end = text.rfind("</action>")
+    start = text.rfind("<action>", 0, end) if end >= 0 else -1
+    if start < 0:
+        return None
+    return " ".join(text[start + len("<action>") : text.find("</action>", start)].split())

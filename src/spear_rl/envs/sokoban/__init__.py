@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from spear_rl.envs.shared.generated_panels import SPLITS
 from spear_rl.envs.sokoban.boxoban import SETS, boxoban_entries, boxoban_level
-from spear_rl.envs.sokoban.env import SokobanEnv, View
+from spear_rl.envs.sokoban.env import Parse, SokobanEnv, Symbols, View
 from spear_rl.envs.sokoban.experts import DEMONSTRATORS
 from spear_rl.envs.sokoban.generator import LEVELS, Shape, generated_level
 from spear_rl.envs.sokoban.panel import panel_seeds
 from spear_rl.envs.sokoban.picture import png, require_pillow
 from spear_rl.envs.sokoban.rules import Level
-from spear_rl.envs.sokoban.text import LEGEND
+from spear_rl.envs.sokoban.text import LEGEND, PUBLISHED_LEGEND
 from spear_rl.errors import OptionError
 from spear_rl.rollout.env import Task
 from spear_rl.settings.ranges import FilePath, OneOf, Range, has_checked_options
@@ -26,7 +26,7 @@ _GAME = (
     "You play Sokoban: push every box onto a target. You walk up, down, left or right, and push a box by walking into "
     "it; boxes cannot be pulled, nor pushed into a wall or another box. "
 )
-_SYMBOLS = f"In the room shown, the symbols mean: {LEGEND}. "
+_SYMBOLS = "In the room shown, the symbols mean: {}. "
 _COLOURS = (
     "In the picture, brown bricks are walls, red rings are targets, yellow boxes still have to be moved, "
     "green ones are on a target, and the blue figure is you. "
@@ -39,6 +39,7 @@ PROMPTS = {
     "short": "Answer <action>up</action>, <action>down</action>, <action>left</action> or <action>right</action>.",
 }
 """How the policy is asked to answer: with thoughts, or in one sentence without, for small models."""
+_SEVERAL = " You can give up to {} moves at once, separated by ||, as in <action>right || up</action>."
 
 
 @has_checked_options
@@ -55,7 +56,10 @@ def tasks(
     data: Annotated[str, FilePath(may_be_empty=True)] = "",
     observation: Annotated[str, OneOf(OBSERVATIONS, "observation")] = "text",
     grid: Annotated[View, OneOf(GRIDS, "grid")] = "spaced",
+    symbols: Annotated[Symbols, OneOf(("ours", "published"), "symbols")] = "ours",
     tile: Annotated[int, Range(1, 256, unit="pixels")] = 28,
+    parse: Annotated[Parse, OneOf(("strict", "substring"), "parse")] = "strict",
+    moves_per_turn: Annotated[int, Range(1, 100, unit="moves")] = 1,
     prompt: Annotated[str, OneOf(PROMPTS, "prompt")] = "paper",
     expert: Annotated[str, OneOf(DEMONSTRATORS, "expert")] = "optimal",
     max_tasks: Annotated[int, Range(0, 1_000_000)] | None = None,
@@ -75,23 +79,30 @@ def tasks(
         shape = _shape(level, width, height, num_boxes, min_pushes, max_pushes)
         kind = level
         if shape != LEVELS[level]:
-            kind += f"-{shape.width}x{shape.height}-{shape.num_boxes}-{min(shape.pushes)}to{max(shape.pushes)}"
+            kind += f"-{shape.width}x{shape.height}-{shape.num_boxes}"
+            kind += f"-{min(shape.pushes)}to{max(shape.pushes)}" if shape.pushes else ""
         named = [
             (
                 f"sokoban/{kind}/{split}/{number:05d}",
-                f"{shape.pushes[seed % len(shape.pushes)]:02d}_pushes",
+                f"{shape.pushes[seed % shape.num_kinds]:02d}_pushes" if shape.pushes else level,
                 partial(_generated, shape, seed),
             )
             for number, seed in enumerate(panel_seeds(shape, split)[:max_tasks])
         ]
-    seen = "" if observation == "image" or grid == "words" else _SYMBOLS
+    legend = PUBLISHED_LEGEND if symbols == "published" else LEGEND
+    seen = "" if observation == "image" or grid == "words" else _SYMBOLS.format(legend)
     seen += "" if observation == "text" else _COLOURS
+    asked = PROMPTS[prompt]
+    if moves_per_turn > 1:
+        asked = asked.replace("exactly one move", "your move") + _SEVERAL.format(moves_per_turn)
     return tuple(
         Task(
             id=name,
-            make_env=partial(_env, make_level, observation, grid, tile),
+            make_env=partial(
+                _env, make_level, observation, grid, tile, symbols=symbols, parse=parse, moves_per_turn=moves_per_turn
+            ),
             family=family,
-            instructions=_GAME + seen + PROMPTS[prompt],
+            instructions=_GAME + seen + asked,
             answer_format="<action>{action}</action>",
             demonstrate=partial(_demonstration, make_level, expert),
         )
@@ -103,6 +114,9 @@ def _shape(level: str, width: int, height: int, num_boxes: int, min_pushes: int,
     """The shape of a level, with the values that are not 0 replaced."""
     known = LEVELS[level]
     pushes = known.pushes
+    if (min_pushes or max_pushes) and not pushes:
+        key = "min_pushes" if min_pushes else "max_pushes"
+        raise OptionError(f"{key}: level={level} takes rooms as they come: leave it out, or take another level")
     if min_pushes or max_pushes:
         low = min_pushes or min(min(pushes), max_pushes)
         pushes = tuple(range(low, (max_pushes or max(max(pushes), low)) + 1))
@@ -110,9 +124,9 @@ def _shape(level: str, width: int, height: int, num_boxes: int, min_pushes: int,
     return Shape(width, height, num_boxes or known.num_boxes, pushes, known.floor)
 
 
-def _env(make_level: partial[Level], observation: str, grid: View, tile: int) -> SokobanEnv:
+def _env(make_level: partial[Level], observation: str, grid: View, tile: int, **options: Any) -> SokobanEnv:
     picture = None if observation == "text" else partial(png, tile=tile)
-    return SokobanEnv(make_level(), view="none" if observation == "image" else grid, picture=picture)
+    return SokobanEnv(make_level(), view="none" if observation == "image" else grid, picture=picture, **options)
 
 
 def _demonstration(make_level: partial[Level], expert: str, seed: int) -> list[str]:

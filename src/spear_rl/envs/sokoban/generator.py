@@ -1,4 +1,7 @@
-"""Generates levels from seeds: boxes are pulled away from their targets, so pushing them back solves the level."""
+"""Generates levels from seeds: boxes are pulled away from their targets, so pushing them back solves the level.
+
+Two generators: ours aims at a number of pushes; the published one, after gym_sokoban's description, takes what it gets.
+"""
 
 import math
 import time
@@ -11,6 +14,17 @@ from spear_rl.errors import OptionError
 
 MAX_ROOMS = 10_000
 """Rooms tried for one level before its shape counts as impossible."""
+MAX_STATES = 2_000
+"""States that the published reverse play looks at; a room of 6 x 6 with one box has fewer than 60."""
+
+_STAMPS = (
+    ((-1, 0), (0, 0), (1, 0)),
+    ((0, -1), (0, 0), (0, 1)),
+    ((-1, 0), (0, 0), (0, 1)),
+    ((0, 0), (1, 0), (0, 1)),
+    ((-1, 0), (0, 0), (-1, 1), (0, 1)),
+)
+"""The patterns of the published floor: a row, a column, two corners and a square."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +35,7 @@ class Shape:
     height: int
     num_boxes: int
     pushes: tuple[int, ...]
-    """The lower bound of a level's pushes; consecutive seeds alternate between these."""
+    """The lower bound of a level's pushes; consecutive seeds alternate between these. None: the published rooms."""
     floor: tuple[float, float] = (0.55, 0.9)
     """The fraction of the inner cells that is floor, at least and at most."""
 
@@ -31,8 +45,13 @@ class Shape:
             raise OptionError(f"width: a room is 3 to 40 cells wide and high, not {self.width} x {self.height}")
         if not 1 <= self.num_boxes <= 12 or 2 * self.num_boxes + 1 > inner * self.floor[0]:
             raise OptionError(f"num_boxes: {self.num_boxes} boxes do not fit into {self.width} x {self.height} cells")
-        if not self.pushes or min(self.pushes) < 1:
+        if self.pushes and min(self.pushes) < 1:
             raise OptionError("min_pushes must be 1 or more and at most max_pushes")
+
+    @property
+    def num_kinds(self) -> int:
+        """Consecutive seeds alternate between this many kinds of level."""
+        return len(self.pushes) or 1
 
 
 LEVELS: dict[str, Shape] = {
@@ -40,24 +59,30 @@ LEVELS: dict[str, Shape] = {
     "easy": Shape(6, 6, 1, pushes=(1, 2, 3, 4)),
     "medium": Shape(7, 7, 2, pushes=(3, 5, 7, 9)),
     "hard": Shape(10, 10, 4, pushes=(8, 12, 16, 20)),
+    "published": Shape(6, 6, 1, pushes=()),
 }
 
 
 def generated_level(shape: Shape, seed: int, *, deadline: float = math.inf) -> Level:
     """The level of a seed; an error if it is not found before `deadline` (of time.monotonic)."""
     dice = Dice("sokoban", *astuple(shape), seed)
-    wanted = shape.pushes[seed % len(shape.pushes)]
+    wanted = shape.pushes[seed % len(shape.pushes)] if shape.pushes else 0
     for _ in range(MAX_ROOMS):
         if time.monotonic() > deadline:
             raise OptionError(
                 f"width: levels of {shape.width} x {shape.height} with {shape.num_boxes} boxes and {wanted} pushes "
                 "take too long to find: take a smaller room, fewer boxes or lower max_pushes"
             )
-        floor = _carved_floor(dice, shape)
+        floor = _carved_floor(dice, shape) if wanted else _stamped_floor(dice, shape)
+        if len(floor) <= shape.num_boxes:
+            continue
         *targets, player = dice.shuffled(sorted(floor))[: shape.num_boxes + 1]
         walls = frozenset(range(shape.width * shape.height)) - floor
         room = Room(shape.width, shape.height, walls, frozenset(targets))
-        start = _after_pulls(dice, room, State(player, room.targets), wanted)
+        if wanted:
+            start = _after_pulls(dice, room, State(player, room.targets), wanted)
+        else:
+            start = _farthest(dice, room, player)
         if start is not None:
             return Level(room, start)
     raise OptionError(
@@ -78,6 +103,47 @@ def _carved_floor(dice: Dice, shape: Shape) -> set[int]:
         x, y = min(max(x + step_x, 0), columns - 1), min(max(y + step_y, 0), rows - 1)
         carved.add((x, y))
     return {(y + 1) * shape.width + x + 1 for x, y in carved}
+
+
+def _stamped_floor(dice: Dice, shape: Shape) -> set[int]:
+    """The published floor: a random walk, which turns with probability 0.35, stamps a small pattern at every step."""
+    x, y = dice.between(1, shape.width - 2), dice.between(1, shape.height - 2)
+    heading, floor = dice.choice(OFFSETS), set()
+    for _ in range(int(1.7 * (shape.width + shape.height))):
+        if dice.chance(0.35):
+            heading = dice.choice(OFFSETS)
+        x = min(max(x + heading[0], 1), shape.width - 2)
+        y = min(max(y + heading[1], 1), shape.height - 2)
+        stamp = [(x + right, y + down) for right, down in dice.choice(_STAMPS)]
+        floor |= {(a, b) for a, b in stamp if 0 < a < shape.width - 1 and 0 < b < shape.height - 1}
+    return {b * shape.width + a for a, b in floor}
+
+
+def _farthest(dice: Dice, room: Room, player: int) -> State | None:
+    """The published reverse play: of the states right after a pull, one whose boxes are farthest from where they began,
+    in cells, with no target covered; None if there is none."""
+    homes = tuple(sorted(room.targets))
+    stack, best = [(player, homes)], 0
+    seen, found = {*stack}, list[State]()
+    while stack and len(seen) < MAX_STATES:
+        here, boxes = stack.pop()
+        for back, pulled in _pulls(room, here, frozenset(boxes)):
+            [stand] = pulled.difference(boxes)
+            now = tuple(box if box in pulled else stand for box in boxes)
+            if (back, now) in seen:
+                continue
+            seen.add((back, now))
+            stack.append((back, now))
+            if room.targets.isdisjoint((back, *now)):
+                away = sum(_distance(room, *pair) for pair in zip(homes, now, strict=True))
+                found = [] if away > best else found
+                best = max(best, away)
+                found += [State(back, pulled)] if away == best else []
+    return dice.choice(found) if found else None
+
+
+def _distance(room: Room, a: int, b: int) -> int:
+    return abs(a % room.width - b % room.width) + abs(a // room.width - b // room.width)
 
 
 def _after_pulls(dice: Dice, room: Room, end: State, wanted: int) -> State | None:

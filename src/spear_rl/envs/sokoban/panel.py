@@ -18,13 +18,13 @@ def panel_seeds(shape: Shape, split: str) -> tuple[int, ...]:
     """The seeds of a split in panel order, which alternates between the numbers of pushes."""
     named = [name for name, known in LEVELS.items() if known == shape]
     letters = recorded_manifest(MANIFEST)[named[0]]["seeds"] if named else _assigned_seeds(shape)[0]
-    return generated_panels.panel_seeds(letters, split, len(shape.pushes))
+    return generated_panels.panel_seeds(letters, split, shape.num_kinds)
 
 
 def rebuilt_manifest() -> dict[str, LevelManifest]:
     """The manifest that the generator gives now."""
     return {
-        name: generated_panels.level_manifest(*_assigned_seeds(shape), len(shape.pushes), separator="\n\n")
+        name: generated_panels.level_manifest(*_assigned_seeds(shape), shape.num_kinds, separator="\n\n")
         for name, shape in LEVELS.items()
     }
 
@@ -34,8 +34,9 @@ def _assigned_seeds(shape: Shape) -> tuple[str, list[str]]:
     deadline = time.monotonic() + MAX_SECONDS
     return generated_panels.assigned_seeds(
         lambda seed: grid_text(generated_level(shape, seed, deadline=deadline)),
-        len(shape.pushes),
+        shape.num_kinds,
         content_hash=content_hash,
+        is_distinct=bool(shape.pushes),  # the published statistics count a room as often as it is made
     )
 
 
