@@ -35,7 +35,7 @@ from spear_rl.train.checkpoint import MANIFEST, checked_manifest
 __all__ = ["Player", "algorithm_of", "engine_of", "runner_of", "sampling_of", "tasks_of"]
 
 OWN = [
-    *("invalid_penalty", "format_bonus", "divide_by_std", "discount", "step_weight", "anchor"),
+    *("invalid_penalty", "format_bonus", "divide_by_std", "discount", "step_weight"),
     *("clip_low", "clip_high", "dual_clip", "entropy_bonus", "kl"),
 ]
 """Settings of a base: fields, under the same names, of an algorithm and of its advantages and loss."""
@@ -68,6 +68,7 @@ def algorithm_of(config: Config) -> Algorithm:
         return named(
             settings.name,
             settings=changed,
+            anchor=settings.anchor if settings.anchor != default.anchor else None,
             dr_bot_options=asdict(settings.filters)
             | {"max_length": settings.max_length, "keep_groups": settings.keep_groups},
             spear_options=_spear_options(

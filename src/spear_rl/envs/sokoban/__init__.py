@@ -1,6 +1,7 @@
 """Sokoban: levels generated from seeds, or Boxoban's; observed as text, as an image, or as both."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Annotated, Any
 
@@ -8,7 +9,7 @@ from spear_rl.envs.shared.generated_panels import SPLITS
 from spear_rl.envs.sokoban.boxoban import SETS, boxoban_entries, boxoban_level
 from spear_rl.envs.sokoban.env import Parse, SokobanEnv, Symbols, View
 from spear_rl.envs.sokoban.experts import DEMONSTRATORS
-from spear_rl.envs.sokoban.generator import LEVELS, Shape, generated_level
+from spear_rl.envs.sokoban.generator import LEVELS, PUBLISHED, Shape, generated_level
 from spear_rl.envs.sokoban.panel import panel_seeds
 from spear_rl.envs.sokoban.picture import png, require_pillow
 from spear_rl.envs.sokoban.rules import Level
@@ -52,6 +53,7 @@ def tasks(
     num_boxes: Annotated[int, Range(0, 12)] = 0,
     min_pushes: Annotated[int, Range(0, 100)] = 0,
     max_pushes: Annotated[int, Range(0, 100)] = 0,
+    rooms: Annotated[str, OneOf(("ours", "published"), "rooms")] = "ours",
     boxoban: Annotated[str, OneOf(("", *SETS), "boxoban set")] = "",
     data: Annotated[str, FilePath(may_be_empty=True)] = "",
     observation: Annotated[str, OneOf(OBSERVATIONS, "observation")] = "text",
@@ -77,14 +79,16 @@ def tasks(
         ]
     else:
         shape = _shape(level, width, height, num_boxes, min_pushes, max_pushes)
-        kind = level
-        if shape != LEVELS[level]:
+        kind, is_ours = level, rooms == "ours"
+        if not is_ours:
+            shape, kind = _published(shape, min_pushes or max_pushes), "published"
+        if shape not in (LEVELS[level], PUBLISHED):
             kind += f"-{shape.width}x{shape.height}-{shape.num_boxes}"
-            kind += f"-{min(shape.pushes)}to{max(shape.pushes)}" if shape.pushes else ""
+            kind += f"-{min(shape.pushes)}to{max(shape.pushes)}" if is_ours else ""
         named = [
             (
                 f"sokoban/{kind}/{split}/{number:05d}",
-                f"{shape.pushes[seed % shape.num_kinds]:02d}_pushes" if shape.pushes else level,
+                f"{shape.pushes[seed % len(shape.pushes)]:02d}_pushes" if is_ours else "published",
                 partial(_generated, shape, seed),
             )
             for number, seed in enumerate(panel_seeds(shape, split)[:max_tasks])
@@ -114,14 +118,18 @@ def _shape(level: str, width: int, height: int, num_boxes: int, min_pushes: int,
     """The shape of a level, with the values that are not 0 replaced."""
     known = LEVELS[level]
     pushes = known.pushes
-    if (min_pushes or max_pushes) and not pushes:
-        key = "min_pushes" if min_pushes else "max_pushes"
-        raise OptionError(f"{key}: level={level} takes rooms as they come: leave it out, or take another level")
     if min_pushes or max_pushes:
         low = min_pushes or min(min(pushes), max_pushes)
         pushes = tuple(range(low, (max_pushes or max(max(pushes), low)) + 1))
     width, height = width or known.width, height or width or known.height
     return Shape(width, height, num_boxes or known.num_boxes, pushes, known.floor)
+
+
+def _published(shape: Shape, pushes: int) -> Shape:
+    """The same size and number of boxes, for the published generator."""
+    if pushes:
+        raise OptionError("rooms: published rooms are taken as they come: leave out min_pushes and max_pushes")
+    return replace(PUBLISHED, width=shape.width, height=shape.height, num_boxes=shape.num_boxes)
 
 
 def _env(make_level: partial[Level], observation: str, grid: View, tile: int, **options: Any) -> SokobanEnv:

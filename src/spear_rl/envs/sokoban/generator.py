@@ -6,16 +6,17 @@ Two generators: ours aims at a number of pushes; the published one, after gym_so
 import math
 import time
 from dataclasses import astuple, dataclass
+from typing import Literal
 
 from spear_rl.envs.shared.dice import Dice
-from spear_rl.envs.sokoban.rules import OFFSETS, WALL, Level, Room, State
+from spear_rl.envs.sokoban.rules import OFFSETS, OPPOSITE, WALL, Level, Room, State
 from spear_rl.envs.sokoban.solver import pushes_needed
 from spear_rl.errors import OptionError
 
 MAX_ROOMS = 10_000
 """Rooms tried for one level before its shape counts as impossible."""
-MAX_STATES = 2_000
-"""States that the published reverse play looks at; a room of 6 x 6 with one box has fewer than 60."""
+MAX_STATES = 20_000
+"""States that the published reverse play looks at; a room of 6 x 6 with one box has at most 240."""
 
 _STAMPS = (
     ((-1, 0), (0, 0), (1, 0)),
@@ -35,9 +36,11 @@ class Shape:
     height: int
     num_boxes: int
     pushes: tuple[int, ...]
-    """The lower bound of a level's pushes; consecutive seeds alternate between these. None: the published rooms."""
+    """The lower bound of a level's pushes; consecutive seeds alternate between these."""
     floor: tuple[float, float] = (0.55, 0.9)
     """The fraction of the inner cells that is floor, at least and at most."""
+    rooms: Literal["ours", "published"] = "ours"
+    """published: after gym_sokoban's description, as they come; pushes and floor then mean nothing."""
 
     def __post_init__(self) -> None:
         inner = (self.width - 2) * (self.height - 2)
@@ -45,13 +48,8 @@ class Shape:
             raise OptionError(f"width: a room is 3 to 40 cells wide and high, not {self.width} x {self.height}")
         if not 1 <= self.num_boxes <= 12 or 2 * self.num_boxes + 1 > inner * self.floor[0]:
             raise OptionError(f"num_boxes: {self.num_boxes} boxes do not fit into {self.width} x {self.height} cells")
-        if self.pushes and min(self.pushes) < 1:
+        if not self.pushes or min(self.pushes) < 1:
             raise OptionError("min_pushes must be 1 or more and at most max_pushes")
-
-    @property
-    def num_kinds(self) -> int:
-        """Consecutive seeds alternate between this many kinds of level."""
-        return len(self.pushes) or 1
 
 
 LEVELS: dict[str, Shape] = {
@@ -59,30 +57,31 @@ LEVELS: dict[str, Shape] = {
     "easy": Shape(6, 6, 1, pushes=(1, 2, 3, 4)),
     "medium": Shape(7, 7, 2, pushes=(3, 5, 7, 9)),
     "hard": Shape(10, 10, 4, pushes=(8, 12, 16, 20)),
-    "published": Shape(6, 6, 1, pushes=()),
 }
+PUBLISHED = Shape(6, 6, 1, pushes=(1,), rooms="published")
 
 
 def generated_level(shape: Shape, seed: int, *, deadline: float = math.inf) -> Level:
     """The level of a seed; an error if it is not found before `deadline` (of time.monotonic)."""
-    dice = Dice("sokoban", *astuple(shape), seed)
-    wanted = shape.pushes[seed % len(shape.pushes)] if shape.pushes else 0
+    is_ours, values = shape.rooms == "ours", astuple(shape)
+    dice = Dice("sokoban", *(values[:-1] if is_ours else values), seed)
+    wanted = shape.pushes[seed % len(shape.pushes)]
     for _ in range(MAX_ROOMS):
         if time.monotonic() > deadline:
             raise OptionError(
                 f"width: levels of {shape.width} x {shape.height} with {shape.num_boxes} boxes and {wanted} pushes "
                 "take too long to find: take a smaller room, fewer boxes or lower max_pushes"
             )
-        floor = _carved_floor(dice, shape) if wanted else _stamped_floor(dice, shape)
+        floor = _carved_floor(dice, shape) if is_ours else _stamped_floor(dice, shape)
         if len(floor) <= shape.num_boxes:
             continue
         *targets, player = dice.shuffled(sorted(floor))[: shape.num_boxes + 1]
         walls = frozenset(range(shape.width * shape.height)) - floor
         room = Room(shape.width, shape.height, walls, frozenset(targets))
-        if wanted:
+        if is_ours:
             start = _after_pulls(dice, room, State(player, room.targets), wanted)
         else:
-            start = _farthest(dice, room, player)
+            start = _reverse_played(room, player)
         if start is not None:
             return Level(room, start)
     raise OptionError(
@@ -107,7 +106,7 @@ def _carved_floor(dice: Dice, shape: Shape) -> set[int]:
 
 def _stamped_floor(dice: Dice, shape: Shape) -> set[int]:
     """The published floor: a random walk, which turns with probability 0.35, stamps a small pattern at every step."""
-    x, y = dice.between(1, shape.width - 2), dice.between(1, shape.height - 2)
+    x, y = dice.between(1, shape.width - 1), dice.between(1, shape.height - 1)
     heading, floor = dice.choice(OFFSETS), set()
     for _ in range(int(1.7 * (shape.width + shape.height))):
         if dice.chance(0.35):
@@ -119,27 +118,32 @@ def _stamped_floor(dice: Dice, shape: Shape) -> set[int]:
     return {b * shape.width + a for a, b in floor}
 
 
-def _farthest(dice: Dice, room: Room, player: int) -> State | None:
-    """The published reverse play: of the states right after a pull, one whose boxes are farthest from where they began,
-    in cells, with no target covered; None if there is none."""
+def _reverse_played(room: Room, player: int) -> State | None:
+    """The published reverse play: the state, among those that walks and pulls lead to, with the highest score.
+
+    A depth-first search, first pulls and then walks. The score is the number of pulls on the way times the distance of
+    the boxes from where they began, in cells; 0 where a target is covered. None if no state scores.
+    """
     homes = tuple(sorted(room.targets))
-    stack, best = [(player, homes)], 0
-    seen, found = {*stack}, list[State]()
+    stack, seen, best, found = [(player, homes, 0)], set[tuple[int, tuple[int, ...]]](), 0, None
     while stack and len(seen) < MAX_STATES:
-        here, boxes = stack.pop()
-        for back, pulled in _pulls(room, here, frozenset(boxes)):
-            [stand] = pulled.difference(boxes)
-            now = tuple(box if box in pulled else stand for box in boxes)
-            if (back, now) in seen:
+        here, boxes, num_pulls = stack.pop()
+        if (here, boxes) in seen:
+            continue
+        seen.add((here, boxes))
+        score = num_pulls * sum(_distance(room, *pair) for pair in zip(homes, boxes, strict=True))
+        if score > best and room.targets.isdisjoint((here, *boxes)):
+            best, found = score, State(here, frozenset(boxes))
+        first, then = [], []
+        for direction, ahead in enumerate(room.beside[here]):
+            if ahead == WALL or ahead in boxes:
                 continue
-            seen.add((back, now))
-            stack.append((back, now))
-            if room.targets.isdisjoint((back, *now)):
-                away = sum(_distance(room, *pair) for pair in zip(homes, now, strict=True))
-                found = [] if away > best else found
-                best = max(best, away)
-                found += [State(back, pulled)] if away == best else []
-    return dice.choice(found) if found else None
+            walk, behind = (ahead, boxes, num_pulls), room.beside[here][OPPOSITE[direction]]
+            pulled = tuple(here if box == behind else box for box in boxes)
+            first.append((ahead, pulled, num_pulls + 1) if behind in boxes else walk)
+            then.append(walk)
+        stack += reversed([*first, *then])
+    return found
 
 
 def _distance(room: Room, a: int, b: int) -> int:
