@@ -32,6 +32,7 @@ from spear_rl.rollout import ChatRenderer
 from spear_rl.rollout.env import INADMISSIBLE, NO_THOUGHT, Observation, StepResult, Task
 from spear_rl.rollout.rendering.renderer import LAYOUTS
 from spear_rl.rollout.workers.protocol import answer_frame, answer_in, frames
+from spear_rl.testing import check_environment
 from spear_rl.types import Completion, Group, Stop, Trajectory, Turn
 from test_alfworld import write_game
 
@@ -214,6 +215,17 @@ def test_the_papers_preset_plays_alfworld_by_the_published_rule_and_others_do_no
         env = tasks_of(config, "validation", count=1)[0].make_env()
         env.reset()
         assert env.step("<think>hm</think><action>fly</action>").invalid == invalid
+
+
+@pytest.mark.parametrize("rule", ["strict", "published"])
+def test_an_expert_s_answers_are_valid_by_either_rule(rule):
+    assert not check_environment(household.tasks("train", invalid=rule, max_tasks=3))
+    task = household.tasks("train", invalid=rule, max_tasks=1)[0]
+    env = task.make_env()
+    env.reset()
+    results = [env.step(task.answer_format.format(action=command)) for command in task.demonstrate(0)]
+    assert results[-1].success
+    assert not any(result.invalid for result in results)
 
 
 def test_an_untagged_last_action_can_win():

@@ -58,7 +58,7 @@ def tasks(
             make_env=partial(make_env, entry.path, entry.sha256, reward=reward, invalid=invalid),
             family=entry.family,
             instructions=PROMPTS[prompt],
-            answer_format="<action>{action}</action>",
+            answer_format=RULES[invalid],
             demonstrate=partial(demonstration, entry.path, entry.sha256, cache, expert),
         )
         for entry in entries[:max_tasks]

@@ -44,7 +44,7 @@ def tasks(
             make_env=partial(_env, level, seed, invalid),
             family=own[seed % len(own)],
             instructions=INSTRUCTIONS,
-            answer_format="<action>{action}</action>",
+            answer_format=RULES[invalid],
             demonstrate=partial(_demonstration, level, seed, expert),
         )
         for number, seed in enumerate(recorded_seeds(level, split))

@@ -11,8 +11,9 @@ MAX_BARE_LENGTH = 100
 """The longest answer without tags that is taken for a command."""
 
 
-RULES = ("strict", "published")
-"""Which answers of a text game are invalid: by `parsed_answer`, and what the game refuses; or by `published_answer`."""
+RULES = {"strict": "<action>{action}</action>", "published": "<think></think><action>{action}</action>"}
+"""Which answers of a text game are invalid (by `parsed_answer`, and what the game refuses; or by `published_answer`), and
+the shortest valid one."""
 
 _TAGS = re.compile("</?(?:think|action)>")
 
