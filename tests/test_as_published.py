@@ -4,6 +4,7 @@ which turns are dropped, and Sokoban's rooms, symbols and moves."""
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -467,3 +468,12 @@ def test_settings_of_these_points_are_refused_by_name_where_they_are_wrong():
     for options in ({"parse": "x"}, {"symbols": "x"}, {"rooms": "x"}, {"moves_per_turn": 0}):
         with pytest.raises(OptionError, match=next(iter(options))):
             sokoban.tasks("train", **options)
+
+
+def test_every_ablation_of_the_paper_index_is_one_setting_that_changes_the_algorithm():
+    page = (Path(__file__).parent.parent / "docs" / "paper_index.md").read_text("utf-8")
+    table = page.partition("## Ablations")[2].partition("The paper's own table")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ") and "`algorithm." in line]
+    assert len(rows) >= 15
+    for setting in re.findall(r"`(algorithm\.[\w.]+=[\w.-]+)`", "\n".join(rows)):
+        assert algorithm_of(load("paper-alfworld", [setting])) != algorithm_of(load("paper-alfworld")), setting
