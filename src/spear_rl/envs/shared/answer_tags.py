@@ -12,8 +12,11 @@ MAX_BARE_LENGTH = 100
 
 
 RULES = {"strict": "<action>{action}</action>", "published": "<think></think><action>{action}</action>"}
-"""Which answers of a text game are invalid (by `parsed_answer`, and what the game refuses; or by `published_answer`), and
-the shortest valid one."""
+"""Which answers of a text game are invalid -> the shortest valid one.
+
+strict     by `parsed_answer`, and what the game refuses
+published  by `published_answer`
+"""
 
 _TAGS = re.compile("</?(?:think|action)>")
 
