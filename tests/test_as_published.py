@@ -166,6 +166,15 @@ def test_task_and_action_come_back_from_a_worker_as_they_were(task, action):
     assert answer_in(frame) == (3, result)
 
 
+def test_later_prompts_of_sokoban_show_the_task_instead_of_the_first_room():
+    _, policy, played = pondered("paper-sokoban", "rollout.max_turns=5")
+    first = [t.turns[0].observation for t in played]
+    for text in policy.texts[len(played) :]:
+        above = text.partition("Steps taken")[0]
+        assert "Your task is to push every box onto a target." in above
+        assert not any(room in above for room in first)
+
+
 @pytest.mark.parametrize("layout", ["turns", "log"])
 def test_later_prompts_repeat_the_task_and_not_the_room(layout):
     changes = ["task.env=household", f"rollout.layout={layout}", "rollout.max_turns=5"]

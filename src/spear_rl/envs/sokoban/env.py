@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 from spear_rl.envs.shared.answer_tags import parsed_answer
@@ -15,6 +16,7 @@ Symbols = Literal["ours", "published"]
 """published: the grid in the published runs' symbols, and no words about what the last move did."""
 Parse = Literal["strict", "substring"]
 """strict: an action is a direction and nothing else; substring: it contains one, of which the first counts."""
+TASK = "Your task is to push every box onto a target."
 SEPARATOR = "||"
 """Between the moves of one turn."""
 Picture = Callable[[Room, State], bytes]
@@ -58,7 +60,8 @@ class SokobanEnv:
     def reset(self) -> Observation:
         self._state = self._level.start
         self._is_over = False
-        return self._observation("This is the room." if self._view == "none" else "")
+        first = self._observation("This is the room." if self._view == "none" else "")
+        return replace(first, task=TASK)
 
     def step(self, action: str) -> StepResult:
         if self._is_over:
