@@ -63,7 +63,7 @@ class Turn:
     """Equal keys inside one group mean "the same state" (GiGPO's anchor). Empty: never equal."""
     used_tool: bool = False
     invalid: str = ""
-    """Why the environment could not act on this turn; empty when it could."""
+    """Why the environment could not act on this turn, or charges it; empty when it did and does not."""
     observation: str = ""
     """The text the policy answered to."""
     text: str = ""
@@ -72,6 +72,8 @@ class Turn:
     """Our format term for this turn, filled in by the training step."""
     images: tuple[bytes, ...] = ()
     """The images in the prompt, in order, as PNG files."""
+    action: str | None = None
+    """The action that the environment found in the answer, empty if none; None where it does not say."""
 
 
 @dataclass(frozen=True, slots=True)

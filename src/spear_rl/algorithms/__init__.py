@@ -8,10 +8,10 @@ from typing import Any
 from spear_rl.algorithms.base import Algorithm, Bonus, GroupRelative, SelfImitation, ToolBonus
 from spear_rl.algorithms.dr_bot import dr_bot
 from spear_rl.algorithms.filters import FlatGroups, Overlong, Repetitive, Unreadable, Void
-from spear_rl.algorithms.gigpo import GiGPO, gigpo
+from spear_rl.algorithms.gigpo import Anchor, GiGPO, anchor_of, gigpo
 from spear_rl.algorithms.grpo import dr_grpo, grpo, rloo
 from spear_rl.algorithms.spear import distinct_tool_bonus, spear, tool_bonus, with_covariance_clip
-from spear_rl.algorithms.wrapping import SettingError, with_settings
+from spear_rl.algorithms.wrapping import SettingError, field_names, with_settings
 from spear_rl.errors import ConfigError, UserError
 from spear_rl.functional.losses import ClippedSurrogate, CovarianceClip, FixedLength, SequenceMean, TokenMean
 from spear_rl.settings.names import ALGORITHM_NAMES, loaded, split_name
@@ -24,6 +24,7 @@ def named(
     name: str,
     *,
     settings: Mapping[str, Any] = _NOTHING,
+    anchor: Anchor | None = None,
     dr_bot_options: Mapping[str, Any] = _NOTHING,
     spear_options: Mapping[str, Any] = _NOTHING,
 ) -> Algorithm:
@@ -31,12 +32,15 @@ def named(
 
     Args:
         settings: fields of the base and of its advantages and loss, set after Dr.BoT has set its own.
+        anchor: the field of that name of the advantages, where they compare states; others do not look at it.
         dr_bot_options, spear_options: keywords of the wrappers; not looked at where the name has no such wrapper.
     """
     wrappers, base = split_name(name)
     algorithm = _base(base)
     if "dr-bot" in wrappers:
         algorithm = dr_bot(algorithm, **dr_bot_options)
+    if anchor and "anchor" in field_names(algorithm.advantages):
+        settings = {**settings, "anchor": anchor}
     algorithm = with_settings(algorithm, **settings)
     return spear(algorithm, **spear_options) if "spear" in wrappers else algorithm
 
@@ -64,6 +68,6 @@ BASES = {name: make for name, make in ALGORITHMS.items() if not name.startswith(
 __all__ = [
     "ALGORITHMS", "BASES", "Algorithm", "Bonus", "ClippedSurrogate", "CovarianceClip", "FixedLength", "FlatGroups",
     "GiGPO", "GroupRelative", "Overlong", "Repetitive", "SelfImitation", "SequenceMean", "SettingError", "TokenMean",
-    "ToolBonus", "Unreadable", "Void", "distinct_tool_bonus", "dr_bot", "dr_grpo", "gigpo", "grpo", "named", "rloo",
-    "spear", "tool_bonus", "with_covariance_clip", "with_settings",
+    "ToolBonus", "Unreadable", "Void", "anchor_of", "distinct_tool_bonus", "dr_bot", "dr_grpo", "gigpo", "grpo",
+    "named", "rloo", "spear", "tool_bonus", "with_covariance_clip", "with_settings",
 ]  # fmt: skip

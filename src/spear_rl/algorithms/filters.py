@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import pstdev
 
-from spear_rl.rollout.env import INADMISSIBLE
+from spear_rl.rollout.env import INADMISSIBLE, NO_THOUGHT
 from spear_rl.types import Group, Turn
 
 # UTF-8 read as Latin-1 or Windows-1252: a lead byte's letter, then what becomes of the bytes after it.
@@ -35,10 +35,10 @@ class Overlong:
 
 @dataclass(frozen=True, slots=True)
 class Void:
-    """Turns without a well-formed action. A refused action is well-formed: it trains, with its penalty."""
+    """Turns without a well-formed action. One that is refused, or without its thought, trains with its penalty."""
 
     def __call__(self, groups: Sequence[Group]) -> list[list[str]]:
-        return _turn_by_turn(groups, "void", lambda turn: turn.invalid not in ("", INADMISSIBLE))
+        return _turn_by_turn(groups, "void", lambda turn: turn.invalid not in ("", INADMISSIBLE, NO_THOUGHT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

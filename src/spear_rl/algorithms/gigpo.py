@@ -1,7 +1,9 @@
 """GiGPO: also compare turns that started from the same state."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -9,7 +11,21 @@ from spear_rl.algorithms.base import Algorithm
 from spear_rl.functional.advantages import discounted_returns
 from spear_rl.functional.advantages import gigpo as gigpo_estimator
 from spear_rl.functional.losses import ClippedSurrogate
-from spear_rl.types import Group
+from spear_rl.types import Group, Turn
+
+Anchor = Literal["state", "text"]
+
+
+def anchor_of(turn: Turn, anchor: Anchor) -> str:
+    """What makes the states of two turns the same: equal texts, of which an empty one equals none.
+
+    state  the environment's exact state, which the policy may not see
+    text   what the policy saw, as in the published GiGPO: the observation's text and its (last) picture
+    """
+    if anchor == "state":
+        return turn.state_key
+    pictures = [hashlib.sha256(picture).hexdigest() for picture in turn.images[-1:]]
+    return "\n".join([turn.observation, *pictures])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +40,8 @@ class GiGPO:
     step_weight: float = 1.0
     episode_weight: float = 1.0
     divide_by_std: bool = True
+    anchor: Anchor = "state"
+    """What makes two turns visits to the same state, see `anchor_of`."""
 
     def __call__(self, groups: Sequence[Group]) -> list[list[float]]:
         episodes = [(i, t) for i, group in enumerate(groups) for t in group.trajectories]
@@ -35,7 +53,8 @@ class GiGPO:
             rewards = torch.tensor([turn.reward + turn.shaping for turn in t.turns], dtype=torch.float64)
             returns.append(discounted_returns(rewards, discount=self.discount))
             for m, turn in enumerate(t.turns):
-                key = (i, f"={turn.state_key}" if turn.state_key else f"#{n}.{m}")
+                state = anchor_of(turn, self.anchor)
+                key = (i, f"={state}" if state else f"#{n}.{m}")
                 states.append(labels.setdefault(key, len(labels)))
                 owners.append(n)
         advantages = gigpo_estimator(

@@ -23,8 +23,9 @@ _END = "# end of settings, written by spear "
 
 FIXED = (
     "run.seed", "task.env", "task.options", "engine.name", "engine.model", "engine.lora_rank",
-    "engine.lora_targets", "rollout.layout", "rollout.detail", "algorithm.name", "algorithm.imitation.enabled",
-    "algorithm.imitation.per_family", "algorithm.imitation.keep_step_part", "algorithm.covariance.on_policy",
+    "engine.lora_targets", "rollout.layout", "rollout.detail", "rollout.history", "algorithm.name",
+    "algorithm.imitation.enabled", "algorithm.imitation.per_family", "algorithm.imitation.keep_step_part",
+    "algorithm.covariance.on_policy",
 )  # fmt: skip
 """Settings that cannot change: they identify the run or shape its state."""
 
@@ -34,7 +35,7 @@ _PLACE = ("run.dir", "run.resume")
 _ONLY_FOR = {
     "algorithm.bonus.": "spear", "algorithm.imitation.": "spear", "algorithm.covariance.replay": "spear",
     "algorithm.covariance.joint_means": "spear",
-    "algorithm.keep_groups": "dr-bot", "algorithm.max_length": "dr-bot",
+    "algorithm.keep_groups": "dr-bot", "algorithm.max_length": "dr-bot", "algorithm.filters.": "dr-bot",
 }  # fmt: skip
 """Prefix of a setting -> the wrapper it belongs to. Settings of a base are checked when the algorithm is built."""
 

@@ -104,6 +104,7 @@ class _Episode:
                 observation=seen.text,
                 text=self.text,
                 images=images,
+                action=result.action,
             )
         )
         self.observations.append(result.observation)

@@ -226,6 +226,7 @@ _OBSERVATION: dict[str, tuple[_Convert, str]] = {
     "state_key": (_text, "a text (empty where the state is unknown)"),
     "choices": (_texts, "a tuple of texts"),
     "images": (_images, "a tuple of PNG files as bytes"),
+    "task": (_text, "a text"),
 }
 _RESULT: dict[str, tuple[_Convert, str]] = {
     "observation": (_require(lambda value: isinstance(value, Observation)), "an Observation"),
@@ -235,6 +236,7 @@ _RESULT: dict[str, tuple[_Convert, str]] = {
     "invalid": (_text, "a reason in one word, or an empty text"),
     "success": (_or_none(_bool), "True, False or None"),
     "metrics": (_metrics, "a dict of names and numbers"),
+    "action": (_or_none(_text), "a text or None"),
 }
 _TASK: dict[str, tuple[_Convert, str]] = {
     "id": (lambda value: _require(bool)(_text(value)), "a text with something in it"),

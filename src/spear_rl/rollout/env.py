@@ -8,6 +8,8 @@ from spear_rl.types import Metrics
 
 INADMISSIBLE = "inadmissible"
 """`StepResult.invalid` of a well-formed action that the environment refused."""
+NO_THOUGHT = "no_thought"
+"""`StepResult.invalid` of a well-formed action without the thought that the environment asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,8 @@ class Observation:
     """The admissible actions, where the environment can list them."""
     images: tuple[bytes, ...] = ()
     """PNG files that belong to the text; only a vision-language model can see them."""
+    task: str = ""
+    """In the first observation: the task alone, which later prompts repeat. Empty: they repeat the whole text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +36,13 @@ class StepResult:
     done: bool = False
     used_tool: bool = False
     invalid: str = ""
-    """Why the action was not executed, in one word (no_action, unclosed_tag, inadmissible, ...); else empty."""
+    """Why the action was not executed, or is charged, in one word (no_action, inadmissible, ...); else empty."""
     success: bool | None = None
     """Whether the task is solved; None lets the episode's reward decide (success is a positive reward)."""
     metrics: Metrics = field(default_factory=dict)
     """Further metrics of the episode so far, by name; an evaluation reports the mean of the last values."""
+    action: str | None = None
+    """The action found in the answer, for later prompts, empty if none; None: the answer without thoughts and tags."""
 
 
 class Environment(Protocol):

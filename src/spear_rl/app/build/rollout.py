@@ -16,7 +16,7 @@ from spear_rl.rollout.contract import ContractError, with_location
 from spear_rl.rollout.env import StepResult, Task, TasksFn
 from spear_rl.rollout.generator import Generator, Sampling
 from spear_rl.rollout.rendering.images import VisionRenderer
-from spear_rl.rollout.rendering.renderer import LAYOUTS, ChatRenderer, Renderer
+from spear_rl.rollout.rendering.renderer import LAYOUTS, ChatRenderer, Layout, Renderer
 from spear_rl.rollout.tasks import loaded_tasks, panel_of
 from spear_rl.rollout.workers.other_venv import tasks_from_other_venv
 from spear_rl.rollout.workers.pool import Pool
@@ -153,7 +153,7 @@ class Player:
         self._max_context = config.rollout.max_context if renderer is None else None
         self._runner = runner_of(config)
         self._envs: EnvRunner = self._runner
-        self._layout = partial(LAYOUTS[config.rollout.layout], detail=config.rollout.detail)
+        self._layout = layout_of(config)
 
     def __enter__(self) -> Self:
         return self
@@ -204,6 +204,13 @@ class Player:
             )
             for number in range(count)
         ]
+
+
+def layout_of(config: Config) -> Layout:
+    """How the prompt of a turn is laid out."""
+    rollout = config.rollout
+    recent = {"history": rollout.history} if rollout.layout in ("turns", "log") else {}
+    return partial(LAYOUTS[rollout.layout], detail=rollout.detail, **recent)
 
 
 def sampling_of(config: Config, *, temperature: float | None = None) -> Sampling:

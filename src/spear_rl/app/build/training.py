@@ -1,6 +1,6 @@
 """From a configuration to the algorithm and the engine; `rollout` has the parts that need no torch."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,9 @@ def algorithm_of(config: Config) -> Algorithm:
         return named(
             settings.name,
             settings=changed,
-            dr_bot_options={"max_length": settings.max_length, "keep_groups": settings.keep_groups},
+            anchor=settings.anchor if settings.anchor != default.anchor else None,
+            dr_bot_options=asdict(settings.filters)
+            | {"max_length": settings.max_length, "keep_groups": settings.keep_groups},
             spear_options=_spear_options(
                 config, replace(clip, kind=covariance.replay, joint_means=covariance.joint_means)
             ),

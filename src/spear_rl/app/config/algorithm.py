@@ -107,6 +107,22 @@ class CovarianceConfig:
 
 
 @dataclass
+class FiltersConfig:
+    """What does not train, each with a switch of its own. Only for dr-bot-* algorithms."""
+
+    overlong: bool = True
+    """Drop answers that hit their token limit."""
+    void: bool = True
+    """Drop turns without a well-formed action."""
+    repetitive: bool = True
+    """Drop answers in which a run of 20 tokens occurs 10 times or more."""
+    unreadable: bool = True
+    """Drop answers with replacement characters or wrongly decoded text."""
+    flat_groups: bool = True
+    """Drop groups without spread, and all but the share algorithm.keep_groups of the others."""
+
+
+@dataclass
 class AlgorithmConfig:
     """What is learned from the episodes."""
 
@@ -132,6 +148,10 @@ class AlgorithmConfig:
     """GiGPO: discount of rewards-to-go."""
     step_weight: Annotated[float, Weight] = 1.0
     """GiGPO: weight of the step advantage."""
+    anchor: Literal["state", "text"] = "state"
+    """GiGPO: which turns of a group are compared.
+    state: those in exactly the same state of the environment, seen or hidden
+    text: those with the same observation (the published GiGPO)"""
     keep_groups: Annotated[float, Range(0, 1, "(]")] = 0.75
     """Dr.BoT: share of groups, those with the largest spread, that trains."""
     max_length: Annotated[int, Range(0, 2**40, unit="tokens")] = 0
@@ -139,3 +159,4 @@ class AlgorithmConfig:
     bonus: BonusConfig = field(default_factory=BonusConfig)
     imitation: ImitationConfig = field(default_factory=ImitationConfig)
     covariance: CovarianceConfig = field(default_factory=CovarianceConfig)
+    filters: FiltersConfig = field(default_factory=FiltersConfig)

@@ -117,6 +117,10 @@ class Rollout:
     """How much a prompt tells.
     full: instructions and possible actions too
     short: observations only, for tiny models"""
+    history: Literal["action", "answer"] = "action"
+    """What the layouts turns and log show of the last answers.
+    action: the action alone; thoughts never enter a later prompt
+    answer: the whole answer, thoughts included"""
 
 
 @dataclass

@@ -9,6 +9,7 @@ from spear_rl.envs.alfworld.panel import SPLITS, interleaved, playable_games
 from spear_rl.envs.alfworld.stock import require_stock_engine, stock_env
 from spear_rl.envs.household.env import REWARD
 from spear_rl.envs.household.families import FAMILIES as TYPES
+from spear_rl.envs.shared.answer_tags import RULES
 from spear_rl.rollout.env import Task
 from spear_rl.settings.ranges import FilePath, OneOf, Range, has_checked_options
 
@@ -39,6 +40,7 @@ def tasks(
     expert: Annotated[str, OneOf(EXPERTS, "expert")] = "search",
     prompt: Annotated[str, OneOf(PROMPTS, "prompt")] = "paper",
     reward: Annotated[float, Range(0, 1_000_000, "(]")] = REWARD,
+    invalid: Annotated[str, OneOf(RULES, "rule")] = "strict",
     order: Annotated[str, OneOf(ORDERS, "order")] = "turns",
     max_tasks: Annotated[int, Range(0, 1_000_000)] | None = None,
     cache: Annotated[str, FilePath(may_be_empty=True)] = "",
@@ -53,10 +55,10 @@ def tasks(
     return tuple(
         Task(
             id=entry.id,
-            make_env=partial(make_env, entry.path, entry.sha256, reward=reward),
+            make_env=partial(make_env, entry.path, entry.sha256, reward=reward, invalid=invalid),
             family=entry.family,
             instructions=PROMPTS[prompt],
-            answer_format="<action>{action}</action>",
+            answer_format=RULES[invalid],
             demonstrate=partial(demonstration, entry.path, entry.sha256, cache, expert),
         )
         for entry in entries[:max_tasks]

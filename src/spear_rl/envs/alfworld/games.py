@@ -27,9 +27,9 @@ class RealGame(NamedTuple):
     walkthrough: tuple[str, ...]
 
 
-def fast_env(path: str, sha256: str, cache: str, reward: float) -> HouseholdEnv:
+def fast_env(path: str, sha256: str, cache: str, reward: float, invalid: str = "strict") -> HouseholdEnv:
     """An episode of the game in a file."""
-    return HouseholdEnv(real_game(path, sha256, cache).game, reward=reward)
+    return HouseholdEnv(real_game(path, sha256, cache).game, reward=reward, invalid=invalid)
 
 
 def demonstration(path: str, sha256: str, cache: str, expert: str, seed: int) -> list[str]:

@@ -36,9 +36,9 @@ def require_stock_engine() -> None:
         )
 
 
-def stock_env(path: str, sha256: str, reward: float) -> TextGameEnv:
+def stock_env(path: str, sha256: str, reward: float, invalid: str = "strict") -> TextGameEnv:
     """An episode of the game in a file."""
-    return TextGameEnv(partial(StockEpisode, path, sha256), reward=reward)
+    return TextGameEnv(partial(StockEpisode, path, sha256), reward=reward, invalid=invalid)
 
 
 class StockEpisode:

@@ -10,6 +10,7 @@ from spear_rl.envs.household.experts import DEMONSTRATORS
 from spear_rl.envs.household.families import FAMILIES
 from spear_rl.envs.household.generator import LEVELS, generated_problem
 from spear_rl.envs.household.rules.game import Game, grounded_game
+from spear_rl.envs.shared.answer_tags import RULES
 from spear_rl.envs.shared.generated_panels import SPLITS, panel_seeds, recorded_manifest
 from spear_rl.rollout.env import Task
 from spear_rl.settings.ranges import OneOf, Range, has_checked_options, require_known
@@ -29,6 +30,7 @@ def tasks(
     *,
     level: Annotated[str, OneOf(LEVELS, "level")] = "easy",
     expert: Annotated[str, OneOf(DEMONSTRATORS, "expert")] = "search",
+    invalid: Annotated[str, OneOf(RULES, "rule")] = "strict",
     max_tasks: Annotated[int, Range(0, 1_000_000)] | None = None,
     families: Sequence[str] = (),
 ) -> Sequence[Task]:
@@ -39,10 +41,10 @@ def tasks(
     chosen = [
         Task(
             id=f"household/{level}/{split}/{number:05d}",
-            make_env=partial(_env, level, seed),
+            make_env=partial(_env, level, seed, invalid),
             family=own[seed % len(own)],
             instructions=INSTRUCTIONS,
-            answer_format="<action>{action}</action>",
+            answer_format=RULES[invalid],
             demonstrate=partial(_demonstration, level, seed, expert),
         )
         for number, seed in enumerate(recorded_seeds(level, split))
@@ -57,8 +59,8 @@ def recorded_seeds(level: str, split: str) -> tuple[int, ...]:
     return panel_seeds(recorded_manifest(MANIFEST)[level]["seeds"], split, len(LEVELS[level].families))
 
 
-def _env(level: str, seed: int) -> HouseholdEnv:
-    return HouseholdEnv(_game(level, seed))
+def _env(level: str, seed: int, invalid: str) -> HouseholdEnv:
+    return HouseholdEnv(_game(level, seed), invalid=invalid)
 
 
 def _demonstration(level: str, seed: int, expert: str, demonstration_seed: int) -> list[str]:

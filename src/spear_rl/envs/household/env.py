@@ -1,13 +1,14 @@
 """Text games of ALFWorld's kind as environments: the policy's answer in, the game's text out, a reward for winning."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
 from spear_rl.envs.household.rules.game import Game
 from spear_rl.envs.household.rules.wording import NOTHING_HAPPENS
 from spear_rl.envs.household.rules.world import World
-from spear_rl.envs.shared.answer_tags import parsed_answer
+from spear_rl.envs.shared.answer_tags import parsed_answer, published_answer
 from spear_rl.rollout.env import INADMISSIBLE, Observation, StepResult
 
 REWARD = 10.0
@@ -26,12 +27,12 @@ class Episode(Protocol):
 
 
 class TextGameEnv:
-    """One episode of one game."""
+    """One episode of one game; `invalid` is one of `answer_tags.RULES`."""
 
-    __slots__ = ("_episode", "_is_over", "_new_episode", "_reward")
+    __slots__ = ("_episode", "_invalid", "_is_over", "_new_episode", "_reward")
 
-    def __init__(self, new_episode: Callable[[], Episode], *, reward: float = REWARD) -> None:
-        self._new_episode, self._reward = new_episode, reward
+    def __init__(self, new_episode: Callable[[], Episode], *, reward: float = REWARD, invalid: str = "strict") -> None:
+        self._new_episode, self._reward, self._invalid = new_episode, reward, invalid
         self._episode: Episode | None = None
         self._is_over = False
 
@@ -39,7 +40,8 @@ class TextGameEnv:
         self.close()
         self._episode = self._new_episode()
         self._is_over = False
-        return self._observation(self._episode, self._episode.intro())
+        intro = self._episode.intro()
+        return replace(self._observation(self._episode, intro), task=intro.rpartition("\n\n")[2])
 
     def step(self, action: str) -> StepResult:
         episode = self._episode
@@ -47,16 +49,22 @@ class TextGameEnv:
             raise RuntimeError("this episode is over: make a new environment for the next one")
         if episode is None:
             raise RuntimeError("there is no episode under way: call reset() before step()")
-        command, invalid = parsed_answer(action)
-        if invalid:
-            return StepResult(self._observation(episode, NOTHING_HAPPENS), invalid=invalid, success=False)
-        is_possible = command in episode.commands()
-        text = episode.act(command)
-        if not is_possible:
-            return StepResult(self._observation(episode, text), invalid=INADMISSIBLE, success=False)
-        self._is_over = won = episode.won
-        reward = self._reward if won else 0.0
-        return StepResult(self._observation(episode, text), reward=reward, done=won, used_tool=True, success=won)
+        commands, is_strict = episode.commands(), self._invalid == "strict"
+        command, invalid = parsed_answer(action) if is_strict else published_answer(action, commands)
+        is_possible = command in commands
+        text = episode.act(command) if command else NOTHING_HAPPENS
+        if is_strict and not is_possible:
+            invalid = invalid or INADMISSIBLE
+        self._is_over = won = is_possible and episode.won
+        return StepResult(
+            self._observation(episode, text),
+            reward=self._reward if won else 0.0,
+            done=won,
+            used_tool=is_possible,
+            invalid=invalid,
+            success=won,
+            action=command,
+        )
 
     def close(self) -> None:
         if self._episode is not None:
@@ -77,5 +85,5 @@ class HouseholdEnv(TextGameEnv):
 
     __slots__ = ()
 
-    def __init__(self, game: Game, *, reward: float = REWARD) -> None:
-        super().__init__(partial(World, game), reward=reward)
+    def __init__(self, game: Game, *, reward: float = REWARD, invalid: str = "strict") -> None:
+        super().__init__(partial(World, game), reward=reward, invalid=invalid)

@@ -41,9 +41,16 @@ def content_split(content_hash: str) -> str:
 
 
 def assigned_seeds(
-    content: Callable[[int], str], num_kinds: int, *, content_hash: Callable[[str], str] = str
+    content: Callable[[int], str],
+    num_kinds: int,
+    *,
+    content_hash: Callable[[str], str] = str,
+    is_distinct: bool = True,
 ) -> tuple[str, list[str]]:
-    """The letter and the content of every seed until each split is full, with equally many tasks of each kind."""
+    """The letter and the content of every seed until each split is full, with equally many tasks of each kind.
+
+    Without `is_distinct` a split has a task as often as the generator gives it.
+    """
     left = {(split, kind): -(-size // num_kinds) for split, size in SPLITS.items() for kind in range(num_kinds)}
     letters: list[str] = []
     contents: list[str] = []
@@ -53,7 +60,7 @@ def assigned_seeds(
         contents.append(content(seed))
         digest = content_hash(contents[-1])
         split, kind = content_split(digest), seed % num_kinds
-        is_used = digest not in seen and left[split, kind] > 0
+        is_used = not (is_distinct and digest in seen) and left[split, kind] > 0
         letters.append(_LETTERS[split] if is_used else UNUSED)
         left[split, kind] -= is_used
         seen.add(digest)

@@ -1,16 +1,31 @@
-"""Generates levels from seeds: boxes are pulled away from their targets, so pushing them back solves the level."""
+"""Generates levels from seeds: boxes are pulled away from their targets, so pushing them back solves the level.
+
+Two generators: ours aims at a number of pushes; the published one, after gym_sokoban's description, takes what it gets.
+"""
 
 import math
 import time
 from dataclasses import astuple, dataclass
+from typing import Literal
 
 from spear_rl.envs.shared.dice import Dice
-from spear_rl.envs.sokoban.rules import OFFSETS, WALL, Level, Room, State
+from spear_rl.envs.sokoban.rules import OFFSETS, OPPOSITE, WALL, Level, Room, State
 from spear_rl.envs.sokoban.solver import pushes_needed
 from spear_rl.errors import OptionError
 
 MAX_ROOMS = 10_000
 """Rooms tried for one level before its shape counts as impossible."""
+MAX_STATES = 20_000
+"""States that the published reverse play looks at; a room of 6 x 6 with one box has at most 240."""
+
+_STAMPS = (
+    ((-1, 0), (0, 0), (1, 0)),
+    ((0, -1), (0, 0), (0, 1)),
+    ((-1, 0), (0, 0), (0, 1)),
+    ((0, 0), (1, 0), (0, 1)),
+    ((-1, 0), (0, 0), (-1, 1), (0, 1)),
+)
+"""The patterns of the published floor: a row, a column, two corners and a square."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +39,8 @@ class Shape:
     """The lower bound of a level's pushes; consecutive seeds alternate between these."""
     floor: tuple[float, float] = (0.55, 0.9)
     """The fraction of the inner cells that is floor, at least and at most."""
+    rooms: Literal["ours", "published"] = "ours"
+    """published: after gym_sokoban's description, as they come; pushes and floor then mean nothing."""
 
     def __post_init__(self) -> None:
         inner = (self.width - 2) * (self.height - 2)
@@ -41,11 +58,13 @@ LEVELS: dict[str, Shape] = {
     "medium": Shape(7, 7, 2, pushes=(3, 5, 7, 9)),
     "hard": Shape(10, 10, 4, pushes=(8, 12, 16, 20)),
 }
+PUBLISHED = Shape(6, 6, 1, pushes=(1,), rooms="published")
 
 
 def generated_level(shape: Shape, seed: int, *, deadline: float = math.inf) -> Level:
     """The level of a seed; an error if it is not found before `deadline` (of time.monotonic)."""
-    dice = Dice("sokoban", *astuple(shape), seed)
+    is_ours, values = shape.rooms == "ours", astuple(shape)
+    dice = Dice("sokoban", *(values[:-1] if is_ours else values), seed)
     wanted = shape.pushes[seed % len(shape.pushes)]
     for _ in range(MAX_ROOMS):
         if time.monotonic() > deadline:
@@ -53,11 +72,16 @@ def generated_level(shape: Shape, seed: int, *, deadline: float = math.inf) -> L
                 f"width: levels of {shape.width} x {shape.height} with {shape.num_boxes} boxes and {wanted} pushes "
                 "take too long to find: take a smaller room, fewer boxes or lower max_pushes"
             )
-        floor = _carved_floor(dice, shape)
+        floor = _carved_floor(dice, shape) if is_ours else _stamped_floor(dice, shape)
+        if len(floor) <= shape.num_boxes:
+            continue
         *targets, player = dice.shuffled(sorted(floor))[: shape.num_boxes + 1]
         walls = frozenset(range(shape.width * shape.height)) - floor
         room = Room(shape.width, shape.height, walls, frozenset(targets))
-        start = _after_pulls(dice, room, State(player, room.targets), wanted)
+        if is_ours:
+            start = _after_pulls(dice, room, State(player, room.targets), wanted)
+        else:
+            start = _reverse_played(room, player)
         if start is not None:
             return Level(room, start)
     raise OptionError(
@@ -78,6 +102,52 @@ def _carved_floor(dice: Dice, shape: Shape) -> set[int]:
         x, y = min(max(x + step_x, 0), columns - 1), min(max(y + step_y, 0), rows - 1)
         carved.add((x, y))
     return {(y + 1) * shape.width + x + 1 for x, y in carved}
+
+
+def _stamped_floor(dice: Dice, shape: Shape) -> set[int]:
+    """The published floor: a random walk, which turns with probability 0.35, stamps a small pattern at every step."""
+    x, y = dice.between(1, shape.width - 1), dice.between(1, shape.height - 1)
+    heading, floor = dice.choice(OFFSETS), set()
+    for _ in range(int(1.7 * (shape.width + shape.height))):
+        if dice.chance(0.35):
+            heading = dice.choice(OFFSETS)
+        x = min(max(x + heading[0], 1), shape.width - 2)
+        y = min(max(y + heading[1], 1), shape.height - 2)
+        stamp = [(x + right, y + down) for right, down in dice.choice(_STAMPS)]
+        floor |= {(a, b) for a, b in stamp if 0 < a < shape.width - 1 and 0 < b < shape.height - 1}
+    return {b * shape.width + a for a, b in floor}
+
+
+def _reverse_played(room: Room, player: int) -> State | None:
+    """The published reverse play: the state, among those that walks and pulls lead to, with the highest score.
+
+    A depth-first search, first pulls and then walks. The score is the number of pulls on the way times the distance of
+    the boxes from where they began, in cells; 0 where a target is covered. None if no state scores.
+    """
+    homes = tuple(sorted(room.targets))
+    stack, seen, best, found = [(player, homes, 0)], set[tuple[int, tuple[int, ...]]](), 0, None
+    while stack and len(seen) < MAX_STATES:
+        here, boxes, num_pulls = stack.pop()
+        if (here, boxes) in seen:
+            continue
+        seen.add((here, boxes))
+        score = num_pulls * sum(_distance(room, *pair) for pair in zip(homes, boxes, strict=True))
+        if score > best and room.targets.isdisjoint((here, *boxes)):
+            best, found = score, State(here, frozenset(boxes))
+        first, then = [], []
+        for direction, ahead in enumerate(room.beside[here]):
+            if ahead == WALL or ahead in boxes:
+                continue
+            walk, behind = (ahead, boxes, num_pulls), room.beside[here][OPPOSITE[direction]]
+            pulled = tuple(here if box == behind else box for box in boxes)
+            first.append((ahead, pulled, num_pulls + 1) if behind in boxes else walk)
+            then.append(walk)
+        stack += reversed([*first, *then])
+    return found
+
+
+def _distance(room: Room, a: int, b: int) -> int:
+    return abs(a % room.width - b % room.width) + abs(a // room.width - b // room.width)
 
 
 def _after_pulls(dice: Dice, room: Room, end: State, wanted: int) -> State | None:

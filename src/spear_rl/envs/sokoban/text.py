@@ -5,6 +5,8 @@ import hashlib
 from spear_rl.envs.sokoban.rules import DIRECTIONS, OFFSETS, Level, Room, State
 
 LEGEND = "# wall, - floor, . target, $ box, * box on a target, @ you, + you on a target"
+PUBLISHED_LEGEND = "# wall, _ floor, O target, X box, \u221a box on a target, P you, S you on a target"
+_PUBLISHED = str.maketrans("-.*$@+", "_O\u221aXPS")
 _SIDES = dict(zip(DIRECTIONS, OFFSETS, strict=True))
 _CORNERS = {"upleft": (-1, -1), "upright": (1, -1), "downleft": (-1, 1), "downright": (1, 1)}
 
@@ -62,6 +64,11 @@ class Drawing:
 def grid_text(level: Level) -> str:
     """The start of a level as a grid, the inverse of `read_level`."""
     return Drawing(level.room).text(level.start)
+
+
+def published(grid: str) -> str:
+    """A grid in the symbols of the published runs."""
+    return grid.translate(_PUBLISHED)
 
 
 def spaced(grid: str) -> str:

@@ -59,6 +59,7 @@ class WebShopEnv:
             invalid=invalid,
             success=success,
             metrics={"score": total},
+            action="" if parsed.invalid else f"{parsed.verb}[{parsed.words}]",
         )
 
     def close(self) -> None:

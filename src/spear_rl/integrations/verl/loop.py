@@ -11,11 +11,11 @@ from uuid import uuid4
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 
-from spear_rl.app.build.rollout import tasks_of
+from spear_rl.app.build.rollout import layout_of, tasks_of
 from spear_rl.integrations.shared.episodes import fields_of, to_json
 from spear_rl.integrations.verl.launch import config_of
 from spear_rl.io.escaping import one_line
-from spear_rl.rollout import LAYOUTS, ChatRenderer, Task, collect_groups
+from spear_rl.rollout import ChatRenderer, Task, collect_groups
 from spear_rl.train.step import collate
 from spear_rl.types import Completion, Group, Trajectory
 
@@ -31,9 +31,8 @@ def _tasks_and_play(settings: str, split: str) -> tuple[Sequence[Task], Callable
     config = config_of(OmegaConf.to_container(OmegaConf.create(settings)))
     rollout, max_turns = config.rollout, config.rollout.max_turns if split == "train" else config.eval.max_turns
     limits: dict[str, Any] = {"max_turns": max_turns or rollout.max_turns, "max_context": rollout.max_context}
-    layout = partial(LAYOUTS[rollout.layout], detail=rollout.detail)
     stop = {"stop": list(rollout.stop), "include_stop_str_in_output": True} if rollout.stop else {}
-    play = partial(collect_groups, group_size=1, step=0, layout=layout, **limits)
+    play = partial(collect_groups, group_size=1, step=0, layout=layout_of(config), **limits)
     return tasks_of(config, split), play, {"max_tokens": rollout.max_new_tokens, **stop}
 
 

@@ -56,7 +56,14 @@ Layout = Callable[[Renderer, Task, Sequence[Observation], Sequence[Turn]], list[
 Detail = Literal["full", "short"]
 """full: instructions and the list of possible actions are in the prompt; short: observations only, for tiny models."""
 
+History = Literal["action", "answer"]
+"""What later prompts show of an answer: its action alone, or all of it, thoughts included."""
+
+MAX_ACTION, MAX_NAME = 400, 60
+"""Characters of an action: in one of the last pairs, and in the list of earlier ones."""
+
 _TAGS = re.compile(r"</?\w+>")
+_THINK_TAGS = re.compile("</?think>", re.IGNORECASE)
 
 
 def growing_chat(
@@ -74,32 +81,37 @@ def growing_chat(
 
 def independent_turns(
     renderer: Renderer, task: Task, observations: Sequence[Observation], turns: Sequence[Turn], *,
-    detail: Detail = "full", num_recent: int = 2, names_earlier: bool = False,
+    detail: Detail = "full", history: History = "action", num_recent: int = 2, names_earlier: bool = False,
 ) -> list[int]:  # fmt: skip
     """A new prompt per turn: task, step count, the last (observation, action) pairs and the current observation.
 
-    Only the current observation's images are shown. With `names_earlier` the actions before the last pairs are listed
-    too, without their observations, so that a policy that searches knows where it has been. To make room, the first
-    observation is then cut to its last paragraph after the first turn: environments state the task there.
+    Only the current observation's images are shown, and no thoughts (`history`). After the first turn the task alone
+    is repeated (`Observation.task`); where the environment does not give it, the whole first observation.
+
+    With `names_earlier` the actions before the last pairs are listed too, without their observations, so that a policy
+    that searches knows where it has been. A first observation without a task of its own is then cut to its last
+    paragraph, where environments state it.
 
     Example, turn 4 with num_recent = 1 and detail = "short":
 
-        You are in ... Your task is to: put a mug in shelf.
+        Your task is to: put a mug in shelf.
         Steps taken: 3. The last 1:
         [2] You arrive at desk 1. On the desk 1, you see a mug 1.
         > take mug 1 from desk 1
         Now: You pick up the mug 1 from the desk 1.
     """
     first, now = observations[0], observations[-1]
-    lines = [first.text.rpartition("\n\n")[2] if names_earlier and turns else first.text]
+    lines = [first.text]
     if turns:
-        start = max(len(turns) - num_recent, 0)
+        start, limit = max(len(turns) - num_recent, 0), MAX_NAME if names_earlier else MAX_ACTION
+        lines = [first.task or (first.text.rpartition("\n\n")[2] if names_earlier else first.text)]
         lines.append(f"Steps taken: {len(turns)}. The last {len(turns) - start}:")
         if names_earlier:
-            lines[-1] = "Earlier: " + ("; ".join(_action(turn) for turn in turns[:start]) or "nothing")
+            lines[-1] = "Earlier: " + ("; ".join(_action(turn, limit) for turn in turns[:start]) or "nothing")
         for number in range(start, len(turns)):
-            seen = "(shown above)" if number == 0 else observations[number].text
-            lines += [f"[{number}] {seen}", f"> {_action(turns[number]) if names_earlier else turns[number].text}"]
+            seen = "(shown at the start)" if number == 0 else observations[number].text
+            done = turns[number].text if history == "answer" else _action(turns[number], limit)
+            lines += [f"[{number}] {seen}", f"> {done}"]
         lines.append(f"Now: {_text(now, detail)}")
     elif detail == "full" and first.choices:
         lines.append(_choices(first))
@@ -298,9 +310,12 @@ def _first_messages(task: Task, detail: Detail, content: str, images: tuple[byte
     return [message | {"content": f"{task.instructions}\n\n{content}"}]
 
 
-def _action(turn: Turn) -> str:
-    """What the policy did, without thoughts and tags, up to 60 characters."""
-    return _TAGS.sub("", without_thoughts(turn.text)).strip()[:60] or "(nothing)"
+def _action(turn: Turn, limit: int) -> str:
+    """What the policy did, up to `limit` characters: as the environment says, or else its answer without thoughts,
+    also one that was cut off, and without tags."""
+    text = turn.text if turn.action is None else turn.action
+    done = without_thoughts(_THINK_TAGS.sub(lambda tag: tag[0].lower(), text)).partition("<think>")[0]
+    return (_TAGS.sub("", done) if turn.action is None else done).strip()[:limit] or "(nothing)"
 
 
 def _text(observation: Observation, detail: Detail) -> str:

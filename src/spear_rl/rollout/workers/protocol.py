@@ -66,7 +66,7 @@ def answer_frame(number: int, answer: object) -> bytes:
     """The frame of a checked observation or step's result, an exception, or any plain value."""
     if isinstance(answer, StepResult):
         entry: list[object] = ["result", _plain(answer.observation), answer.reward, answer.done, answer.used_tool]
-        entry += [answer.invalid, answer.success, answer.metrics]
+        entry += [answer.invalid, answer.success, answer.metrics, answer.action]
     elif isinstance(answer, Observation):
         entry = ["observation", *_plain(answer)]
     elif isinstance(answer, ContractError):
@@ -98,8 +98,8 @@ def answer_in(frame: bytes) -> tuple[int, Any]:
 
 def _plain(observation: Observation) -> list[object]:
     images = [b64encode(image).decode() for image in observation.images]
-    return [observation.text, observation.state_key, observation.choices, images]
+    return [observation.text, observation.state_key, observation.choices, images, observation.task]
 
 
-def _observation(text: str, state_key: str, choices: list[str], images: Sequence[str]) -> Observation:
-    return Observation(text, state_key, tuple(choices), tuple(map(b64decode, images)))
+def _observation(text: str, state_key: str, choices: list[str], images: Sequence[str], task: str) -> Observation:
+    return Observation(text, state_key, tuple(choices), tuple(map(b64decode, images)), task)

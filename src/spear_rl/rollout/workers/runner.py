@@ -176,7 +176,7 @@ def is_plain(seen: object) -> bool:
     try:
         if type(seen) is not Observation or type(seen.choices) is not tuple or type(seen.images) is not tuple:
             return False
-        texts = [seen.text, seen.state_key, *seen.choices]
+        texts = [seen.text, seen.state_key, seen.task, *seen.choices]
         if seen.images or {*map(type, texts)} != {str}:
             return False
         return len(text := "".join(texts)) <= MAX_TEXT and text.isascii()
@@ -189,11 +189,13 @@ def is_plain_result(result: object) -> bool:
     try:
         if type(result) is not StepResult or not is_plain(result.observation):
             return False
-        values = (result.reward, result.done, result.used_tool, result.invalid, result.metrics)
-        if not all(type(v) is kind for v, kind in zip(values, (float, bool, bool, str, dict), strict=True)):
+        action = "" if result.action is None else result.action
+        values = (result.reward, result.done, result.used_tool, result.invalid, action, result.metrics)
+        if not all(type(v) is kind for v, kind in zip(values, (float, bool, bool, str, str, dict), strict=True)):
             return False
         if result.metrics or type(result.success) not in (bool, type(None)):
             return False
-        return abs(result.reward) <= MAX_NUMBER and len(result.invalid) <= MAX_TEXT and result.invalid.isascii()
+        said = result.invalid + action
+        return abs(result.reward) <= MAX_NUMBER and len(said) <= MAX_TEXT and said.isascii()
     except AttributeError:
         return False
