@@ -12,7 +12,7 @@ from statistics import fmean
 
 import torch
 
-from spear_rl.algorithms.base import Algorithm
+from spear_rl.algorithms.base import Algorithm, Replay
 from spear_rl.engines.base import Batch, Engine, ImageBatch, Term
 from spear_rl.types import Completion, Group, Metrics, Trajectory, Turn, mean_measures
 
@@ -32,6 +32,7 @@ def train_step(
     rng: random.Random,
     num_minibatches: int = 1,
     on_played: PlayedFn | None = None,
+    on_drawn: Callable[[Replay], object] | None = None,
 ) -> Metrics:
     """Collect episodes with the current policy, take `num_minibatches` optimizer steps, store the good episodes."""
     metrics: Metrics = {}
@@ -52,6 +53,8 @@ def train_step(
         imitation.observe(groups)
         drawn = imitation.draw(step, rng, num_played=len(played))
         metrics |= drawn.metrics
+        if on_drawn:
+            on_drawn(drawn)
         batch = collate(drawn.trajectories, drawn.turn_advantages, pad_id=engine.pad_id, dropped=drawn.dropped)
         if batch is not None:
             wanted = round(len(batch.mask) / drawn.share)
