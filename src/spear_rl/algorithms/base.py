@@ -18,6 +18,21 @@ from spear_rl.functional.losses import LossFn, Schedule
 from spear_rl.replay.buffer import ReplayBuffer, RewardHistory, Stored
 from spear_rl.types import Completion, Group, Metrics, Stop, Trajectory, Turn
 
+METRICS = {
+    "replay/buffer_size": "Episodes in the buffer before the draw, none older than algorithm.imitation.max_age steps.",
+    "replay/eligible": "Stored episodes that pass algorithm.imitation.gate today, so that they can be drawn.",
+    "replay/weight": "gamma(t), the weight of the replay term in this step.",
+    "replay/baseline": "The percentile of recent groups' mean rewards that a stored episode has to beat.",
+    "replay/fired": "1 if stored episodes trained in this step, else 0.",
+    "replay/trajectories": "Stored episodes that were drawn in this step.",
+    "replay/eligible_turns": "Turns of the eligible episodes that can be replayed (algorithm.imitation.unit=turns).",
+    "replay/turns": "Turns that were drawn in this step (algorithm.imitation.unit=turns).",
+    "replay/age": "Mean number of steps since the drawn episodes were played.",
+    "replay/advantage": "Mean A' of the drawn episodes: recalibrated against today's baseline, decayed by age.",
+    "replay/reward": "Mean reward of the drawn episodes, by the task alone.",
+}
+"""What `SelfImitation.draw` reports."""
+
 
 @dataclass(frozen=True, slots=True)
 class Remembered:

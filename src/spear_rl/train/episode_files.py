@@ -1,15 +1,22 @@
-"""Episodes on disk: those of a step, those of an evaluation, and those that replay drew. `spear show` reads them."""
+"""Episodes on disk: those of a step, those of an evaluation, and those that replay drew. `spear show` reads them.
+
+Never imports torch, so that reading is quick.
+"""
+
+from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from spear_rl.algorithms.base import Replay
 from spear_rl.io.files import writing
 from spear_rl.io.jsonl import append_row, read_rows
 from spear_rl.types import Group, Trajectory
+
+if TYPE_CHECKING:
+    from spear_rl.algorithms.base import Replay
 
 TRAJECTORIES, EVALUATIONS, DRAWS = "trajectories", "evaluations", "draws.jsonl"
 MAX_EVALUATION = 32 * 2**20
@@ -116,7 +123,7 @@ class DrawLog:
                 draw = {"episode": name, "played": stored.step, "age": step - stored.step, "task": item.task}
                 draw |= {"family": item.family, "success": t.success, "reward": stored.reward}
                 draw |= {"advantage": item.advantage, "advantage_today": today}
-                draw |= {"turns": len(t.turns), "turns_replayed": dropped.count("")}
+                draw |= {"turns": len(t.turns), "turns_replayed": dropped.count(""), "tool_turns": t.num_tool_turns}
                 if self._has_texts:
                     if name not in known or item.number < 0:
                         known[name] = (step, stored.step)

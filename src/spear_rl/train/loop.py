@@ -25,6 +25,13 @@ from spear_rl.types import Metrics
 MAX_WEIGHT = 1e4
 """A policy with a larger weight, or ten times the largest it started with, has diverged and is not saved."""
 
+METRICS = {
+    "time/step": "Seconds of the whole step, evaluations and checkpoints not included.",
+    "time/eval": "Seconds spent on evaluations so far; in summary.json under seconds.",
+    "policy/learning_rate": "The learning rate of this step.",
+}
+"""What a `Trainer` adds to those of `train_step`."""
+
 
 @dataclass
 class Trainer:
