@@ -2,7 +2,7 @@
 # make test          install into .venv and run every test
 # make check         format, lint, types, import contracts
 # make docs          the documentation site, into site/; a broken link or reference fails
-# make pages         write again what is generated in docs/: the page of settings and the figures
+# make pages         write again what is generated in docs/: the pages of settings and metrics, the figures
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -67,6 +67,7 @@ docs: install
 
 pages: install
 	$(BIN)/python docs/tools/settings_page.py
+	$(BIN)/python docs/tools/metrics_page.py
 	$(BIN)/python benchmarks/figures.py
 
 format: install

@@ -63,8 +63,9 @@ def _lines(run_dir: Path) -> list[str]:
     lines += rows.sentences("metrics.jsonl")
     if rows.by_step:
         step, row = list(rows.by_step.items())[-1]
-        lines += ["", f"step {step} (`spear show metrics` explains the names):"]
+        lines += ["", f"step {step}:"]
         lines += [f"  {name:32s} {_number(value)}" for name, value in row.items() if name != "step"]
+        lines.append("`spear show metrics` explains these names")
         missing = [number for number in range(step) if number not in rows.by_step]
         lines += [f"metrics.jsonl lacks the rows of steps {spans(missing)}"] if missing else []
     return [indented(line) for line in lines]
