@@ -105,9 +105,7 @@ def explained(name: str, known: list[Explained]) -> bool:
 @pytest.mark.slow
 def test_every_metric_that_a_run_writes_is_explained_where_it_is_made(written):
     known = explained_metrics()
-    missing = {
-        name: label for label, names in written.items() for name in sorted(names) if not explained(name, known)
-    }
+    missing = {name: label for label, names in written.items() for name in sorted(names) if not explained(name, known)}
     places = ", ".join(f"spear_rl.{module}" for module, _ in SOURCES)
     assert not missing, (
         f"{missing} (metric: a training that writes it) are not explained. Add `name: one sentence` to METRICS in the "

@@ -127,7 +127,11 @@ def test_a_resumed_run_has_the_same_files_as_one_that_never_stopped(run, tmp_pat
     later = tmp_path / "later"
     shutil.copytree(run, later)
     shutil.rmtree(later / "checkpoints" / "step_000006")
-    for name in ("trajectories/step_000005.jsonl", "trajectories/replayed_000009.jsonl", "evaluations/step_000005.jsonl"):
+    for name in (
+        "trajectories/step_000005.jsonl",
+        "trajectories/replayed_000009.jsonl",
+        "evaluations/step_000005.jsonl",
+    ):
         (later / name).write_text('{"task": "of another life", "turns": []}\n')
     with (later / "draws.jsonl").open("a") as file:
         file.write('{"step": 7, "draws": []}\n{"step": 8, "dr')

@@ -194,7 +194,7 @@ def show(
 
     spear show metrics replay
 
-    spear show runs/quickstart --failed --family put --limit 3
+    spear show runs/quickstart --failed --family pick_and_place_simple
     """
     from spear_rl.app.show import Selection, Words, shown
 
