@@ -130,7 +130,7 @@ def check_spear(words, spear, parsed, said) -> None:
         settings = [*([given["config"]] if given["config"] else []), *(given["set_"] or [])]
         settings += [f"task.env={given['env']}"] if given["env"] else []
     elif verb == "show":
-        is_named = given["what"].islower() and not given["what"].startswith("runs/")
+        is_named = given["what"].islower() and not re.match(r"runs/|.*\.jsonl$", given["what"])
         if is_named and not any(setting.isupper() for setting in settings):
             expected = 2 if "dr-bot-mid_range:plain" in words else 0  # the page shows what is refused, too
             assert spear("show", given["what"], *settings)[0] == expected, said
