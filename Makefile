@@ -4,7 +4,7 @@
 # make test-newcomer follow README and tutorial word for word in a new clone and a new virtual environment
 # make check         format, lint, types, import contracts
 # make docs          the documentation site, into site/; a broken link or reference fails
-# make pages         write again what is generated in docs/: the page of settings and the figures
+# make pages         write again what is generated in docs/: the pages of settings and metrics, the figures
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -80,6 +80,7 @@ docs: dev
 
 pages: dev
 	$(BIN)/python docs/tools/settings_page.py
+	$(BIN)/python docs/tools/metrics_page.py
 	$(BIN)/python benchmarks/figures.py
 
 format: dev

@@ -130,7 +130,7 @@ def check_spear(words, spear, parsed, said) -> None:
         settings = [*([given["config"]] if given["config"] else []), *(given["set_"] or [])]
         settings += [f"task.env={given['env']}"] if given["env"] else []
     elif verb == "show":
-        is_named = given["what"].islower() and not given["what"].startswith("runs/")
+        is_named = given["what"].islower() and not re.match(r"runs/|.*\.jsonl$", given["what"])
         if is_named and not any(setting.isupper() for setting in settings):
             expected = 2 if "dr-bot-mid_range:plain" in words else 0  # the page shows what is refused, too
             assert spear("show", given["what"], *settings)[0] == expected, said
@@ -261,6 +261,19 @@ def test_the_page_of_settings_is_what_the_command_line_says():
     shown = maker.shown_config()
     assert page == maker.page(shown), "docs/settings.md is out of date: run `make pages`"
     assert page.count("\n| `") == len(re.findall(r"^(?:# )?\w+ =", shown, re.MULTILINE)) > 80
+
+
+def test_the_page_of_metrics_is_what_the_modules_say():
+    maker = module_at(ROOT / "docs" / "tools" / "metrics_page.py")
+    page = (ROOT / "docs" / "metrics.md").read_text("utf-8")
+    assert page == maker.page(maker.explained_metrics()), "docs/metrics.md is out of date: run `make pages`"
+
+
+def test_every_metric_that_the_docs_name_is_explained():
+    metrics = module_at(ROOT / "docs" / "tools" / "metrics_page.py").explained_metrics()
+    for page in (ROOT / "docs" / "read_a_run.md", ROOT / "docs" / "runs.md", ROOT / "docs" / "tutorial.md"):
+        named = re.findall(r"`((?:rollout|policy|replay|eval|time|sft)/\w+)`", page.read_text("utf-8"))
+        assert [name for name in named if not any(entry.is_of(name) for entry in metrics)] == [], page.name
 
 
 def test_the_differences_in_the_result_tables_are_those_of_the_detailed_tables():

@@ -99,6 +99,7 @@ class Scenario:
         return {
             "metrics": logged(run),
             "evals": logged(run, "eval.jsonl"),
+            "episodes": {str(p.relative_to(run)): p.read_bytes() for p in sorted(run.glob("*/*.jsonl"))},
             "weights": (newest / "model.safetensors").read_bytes(),
             "steps": json.loads((run / "summary.json").read_text())["steps"],
         }

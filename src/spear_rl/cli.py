@@ -3,7 +3,6 @@
 import contextlib
 import inspect
 import json
-import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from spear_rl import __version__
-from spear_rl.app.config import Config, flat, load, presets, to_toml
+from spear_rl.app.config import Config, flat, load, presets
 from spear_rl.errors import ConfigError, UserError
 from spear_rl.io.escaping import indented
 from spear_rl.io.files import check_writable
@@ -123,7 +122,7 @@ def evaluate(
     api_key_env: Annotated[str, Option(help="Endpoint: variable with the key; OPENAI_API_KEY if left out.")] = "",
     parallel: Annotated[int, Option(help="Endpoint: concurrent requests.")] = 16,
     timeout: Annotated[float, Option(help="Endpoint: seconds to wait for an answer.")] = 120.0,
-    out: Annotated[Path | None, Option(help="Write the result, with task ids, to this JSON file.")] = None,
+    out: Annotated[Path | None, Option(help="JSON file for the result; its episodes go beside it.")] = None,
     config: Annotated[str, Option(help="A preset or config.toml with the other settings.")] = "",
     set_: Annotated[list[str] | None, Option("--set", help="Any other setting, section.key=value.")] = None,
 ) -> None:
@@ -132,16 +131,19 @@ def evaluate(
     Example: spear eval expert --env alfworld --split valid_seen --set rollout.max_turns=50
     """
     from spear_rl.app.console import eval_progress, print_report
-    from spear_rl.app.evaluate import EvalOptions, evaluate_from
+    from spear_rl.app.evaluate import EvalOptions, episodes_beside, evaluate_from
 
     options = EvalOptions(split, tasks, episodes, samples, model, api_key_env, parallel, timeout)
     given = {"task.env": env or None, "eval.temperature": temperature, "run.seed": seed}
     overrides = [*(set_ or []), *(f"{key}={value}" for key, value in given.items() if value is not None)]
     if out:
         check_writable(out, "--out")
+    kept = episodes_beside(out) if out else None
     with eval_progress(console) as progress:
-        report = evaluate_from(policy, overrides, options, source=config, notice=progress)
+        report = evaluate_from(policy, overrides, options, source=config, notice=progress, episodes=kept)
     print_report(report, console)
+    for note in report.notes:
+        console.print(note, soft_wrap=True)
     if out:
         out.write_text(json.dumps(report.as_dict(), indent=1) + "\n", "utf-8")
 
@@ -177,29 +179,46 @@ def compare(
     console.print(comparison(runs, out))
 
 
+_SHOWN = "config, algorithm NAME, metrics [NAME], a preset, config.toml, run folder, or episodes that eval wrote."
+_LIMIT = "Of a run: episodes to print, newest first; 1 below its metrics, 5 if some are chosen."
+
+
+def _limit(param: typer.CallbackParam, value: int | None) -> Any:
+    return None if value is None else _within(0, 1_000_000)(param, value)
+
+
 @app.command()
 def show(
-    what: Annotated[str, Argument(help="config, algorithm NAME, a preset, config.toml, or run folder.")] = "config",
+    what: Annotated[str, Argument(help=_SHOWN)] = "config",
     settings: Annotated[list[str] | None, Argument(metavar="[NAME] [SECTION.KEY=VALUE]...")] = None,
-    episodes: Annotated[int, Option(help="Of a run: newest episodes to print.", callback=_within(0, 1_000_000))] = 1,
+    failed: Annotated[bool, Option("--failed", help="Of a run: episodes that did not solve their task.")] = False,
+    solved: Annotated[bool, Option("--solved", help="Of a run: episodes that did.")] = False,
+    replayed: Annotated[bool, Option("--replayed", help="Of a run: what replay drew, with age, A and A'.")] = False,
+    evaluated: Annotated[bool, Option("--eval", help="Of a run: episodes of its evaluations.")] = False,
+    task: Annotated[str, Option(help="Of a run: task id, or whole words of it; * is any text.")] = "",
+    step: Annotated[str, Option(help="Of a run: a step or a range, e.g. 40 or 30-50.")] = "",
+    family: Annotated[str, Option(help="Of a run: kind of task.")] = "",
+    split: Annotated[str, Option(help="Of a run: episodes of evaluations on this split.")] = "",
+    limit: Annotated[int | None, Option("--limit", "--episodes", help=_LIMIT, callback=_limit)] = None,
+    full: Annotated[bool, Option("--full", help="Whole texts, however long.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Episodes as JSON, one per line.")] = False,
 ) -> None:
-    """Every setting with its meaning; what an algorithm, a preset or a run is set to, and how a run's episodes went.
+    """Settings and metrics with their meaning; what an algorithm or a preset is set to; a run and its episodes.
 
-    Example: spear show algorithm spear-dr-bot-grpo algorithm.imitation.max_age=10
+    Examples: spear show algorithm spear-dr-bot-grpo algorithm.imitation.max_age=10
+
+    spear show metrics replay
+
+    spear show runs/quickstart --failed --family pick_and_place_simple
     """
-    from spear_rl.app.show import algorithm_overview, run_overview
+    from spear_rl.app.show import Selection, Words, shown
 
-    name, overrides = _split(settings)
-    if what == "algorithm":
-        text = algorithm_overview(name, overrides)
-    elif name:
-        raise ConfigError(f"{name!r} is no setting: write section.key=value, or `spear show algorithm NAME`")
-    elif os.path.isdir(what):
-        text = run_overview(Path(what), num_episodes=episodes)
-    else:
-        source = None if what == "config" else what
-        text = to_toml(load(source, overrides) if source or overrides else Config(), comments=True)
-    console.print(text, soft_wrap=True)
+    selection = Selection.of(
+        failed=failed, solved=solved, replayed=replayed, evaluated=evaluated, task=task, step=step, family=family,
+        split=split, limit=limit,
+    )  # fmt: skip
+    words = Words(max(console.width, 60), full)
+    console.print(shown(what, *_split(settings), selection, words, as_json=as_json), soft_wrap=True)
 
 
 @app.command(context_settings=_SETTINGS_ONLY)

@@ -86,6 +86,8 @@ class Trajectory:
     success: bool = False
     metrics: Metrics = field(default_factory=dict)
     """The task's other measures of the episode, by name."""
+    last_observation: str = ""
+    """The environment's answer to the last turn, which the policy does not see."""
 
     @property
     def reward(self) -> float:

@@ -18,6 +18,21 @@ from spear_rl.functional.losses import LossFn, Schedule
 from spear_rl.replay.buffer import ReplayBuffer, RewardHistory, Stored
 from spear_rl.types import Completion, Group, Metrics, Stop, Trajectory, Turn
 
+METRICS = {
+    "replay/buffer_size": "Episodes in the buffer before the draw, none older than algorithm.imitation.max_age steps.",
+    "replay/eligible": "Stored episodes that pass algorithm.imitation.gate today, so that they can be drawn.",
+    "replay/weight": "gamma(t), the weight of the replay term in this step.",
+    "replay/baseline": "The percentile of recent groups' mean rewards that a stored episode has to beat.",
+    "replay/fired": "1 if stored episodes trained in this step, else 0.",
+    "replay/trajectories": "Stored episodes that were drawn in this step.",
+    "replay/eligible_turns": "Turns of the eligible episodes that can be replayed (algorithm.imitation.unit=turns).",
+    "replay/turns": "Turns that were drawn in this step (algorithm.imitation.unit=turns).",
+    "replay/age": "Mean number of steps since the drawn episodes were played.",
+    "replay/advantage": "Mean A' of the drawn episodes: recalibrated against today's baseline, decayed by age.",
+    "replay/reward": "Mean reward of the drawn episodes, by the task alone.",
+}
+"""What `SelfImitation.draw` reports."""
+
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
@@ -32,6 +47,9 @@ class Remembered:
     step_parts: list[float]
     """GiGPO's step advantages, where they are kept; zeros otherwise."""
     family: str = ""
+    task: str = ""
+    number: int = -1
+    """Its place among the episodes of its step, which is its line in a dump of that step; -1 is unknown."""
 
     @property
     def advantage(self) -> float:
@@ -47,6 +65,8 @@ class Replay:
     dropped: list[list[str]] = field(default_factory=list)
     share: float = 1.0
     """Episodes drawn over episodes wanted."""
+    drawn: list[tuple[Stored[Remembered], float]] = field(default_factory=list)
+    """The same episodes as they are stored, each with its A'."""
     metrics: Metrics = field(default_factory=dict)
 
 
@@ -134,6 +154,7 @@ class SelfImitation:
             turn_advantages=[[a + part for part in s.item.step_parts] for a, s in zip(today, drawn, strict=True)],
             dropped=list(chosen.values()),
             share=share if self.scale_by_rows else 1.0,
+            drawn=list(zip(drawn, today, strict=True)),
             metrics=metrics,
         )
 
@@ -165,7 +186,7 @@ class SelfImitation:
     ) -> None:
         """Store the episodes worth imitating: better than their siblings by the task's reward, and trainable at all."""
         groups = [replace(g, trajectories=list(map(_task_reward_only, g.trajectories))) for g in groups]
-        played = [(t, group.info.get("family", "")) for group in groups for t in group.trajectories]
+        played = [(t, group) for group in groups for t in group.trajectories]
         reasons = dropped or [[""] * len(t.turns) for t, _ in played]
         if self.skip_invalid:
             unfit = [[_unfit(turn) for turn in t.turns] for t, _ in played]
@@ -173,8 +194,8 @@ class SelfImitation:
         deciding = self.admission(groups) if self.admission else turn_advantages
         parts = self.step_parts(groups) if self.step_parts else [[0.0] * len(t.turns) for t, _ in played]
         remembered = [
-            Remembered(t, list(a), list(why), list(part), family)
-            for (t, family), a, why, part in zip(played, deciding, reasons, parts, strict=True)
+            Remembered(t, list(a), list(why), list(part), group.info.get("family", ""), group.task_id, number)
+            for number, ((t, group), a, why, part) in enumerate(zip(played, deciding, reasons, parts, strict=True))
             if not all(why) and (t.num_tool_turns or not self.require_tool)
         ]
         admitted = [r for r in remembered if self.gate == "new" or r.advantage > 0]
@@ -237,14 +258,15 @@ def _as_dict(item: Remembered) -> dict[str, Any]:
         for turn in trajectory.turns
     ]
     return {name: getattr(item, name) for name in Remembered.__slots__ if name != "trajectory"} | {
-        "trajectory": {"turns": turns, "stop": str(trajectory.stop), "success": trajectory.success}
+        "trajectory": {name: getattr(trajectory, name) for name in ("success", "last_observation")}
+        | {"turns": turns, "stop": str(trajectory.stop)}
     }
 
 
 def _from_dict(saved: dict[str, Any]) -> Remembered:
     trajectory = saved["trajectory"]
     turns = [Turn(**(turn | {"completion": Completion(**turn["completion"])})) for turn in trajectory["turns"]]
-    restored = Trajectory(turns, Stop(trajectory["stop"]), success=trajectory["success"])
+    restored = Trajectory(**(trajectory | {"turns": turns, "stop": Stop(trajectory["stop"])}))
     return Remembered(**(saved | {"trajectory": restored}))
 
 

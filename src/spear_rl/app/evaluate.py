@@ -1,6 +1,7 @@
 """The verb `eval`: any policy on a panel of tasks. Torch is imported only for a local model."""
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Annotated, Any, get_type_hints
 from spear_rl.app.build.rollout import Player, sampling_of, tasks_of
 from spear_rl.app.config import Config, check, load
 from spear_rl.app.resume import is_run, stored_with
-from spear_rl.errors import CheckpointError, ConfigError
+from spear_rl.errors import CheckpointError, ConfigError, DiskError
 from spear_rl.io.record import PACKAGES, versions
 from spear_rl.rollout.env import Task
 from spear_rl.rollout.generator import Generator
@@ -19,7 +20,9 @@ from spear_rl.rollout.policies.reference import REFERENCES, ReferencePolicy
 from spear_rl.rollout.rendering.renderer import MessageRenderer
 from spear_rl.rollout.workers.progress import Tally
 from spear_rl.settings.ranges import Range, checked
+from spear_rl.train.episode_files import EVALUATIONS, write_evaluation
 from spear_rl.train.evaluate import Evaluation, Samples, evaluation, sampled
+from spear_rl.types import Group
 
 Notice = Callable[[Tally], None]
 
@@ -62,6 +65,8 @@ class Report:
     about: dict[str, Any]
     samples: Samples | None = None
     """mean@k and pass@k, where they were asked for."""
+    notes: tuple[str, ...] = ()
+    """Where its episodes are, or why they were not kept."""
 
     def as_dict(self) -> dict[str, Any]:
         return self.about | self.evaluation.as_dict() | (self.samples.as_dict() if self.samples else {})
@@ -74,6 +79,7 @@ def evaluate_from(
     *,
     source: str = "",
     notice: Notice | None = None,
+    episodes: Path | None = None,
 ) -> Report:
     """Play a panel with a policy by name: expert, random, an endpoint's address, a run folder or a model.
 
@@ -81,19 +87,39 @@ def evaluate_from(
         overrides: settings as section.key=value.
         source: a preset or TOML file to take the other settings from; a run's own if left out, else the defaults.
         notice: called with the progress so far.
+        episodes: file to write the episodes to; those of a run's policy are kept in its evaluations/ too.
     """
     if "://" not in policy and options.is_for_endpoint:
         raise ConfigError("--model, --api-key-env, --parallel and --timeout are for an endpoint: http://host:port/v1")
     if policy in REFERENCES or "://" in policy:
-        report = _with_messages(policy, load(source or None, overrides), options, notice)
+        report = _with_messages(policy, load(source or None, overrides), options, notice, episodes)
     else:
-        report = _with_model(policy, overrides, options, source, notice)
+        report = _with_model(policy, overrides, options, source, notice, episodes)
     if not options.samples:
         return report
     return replace(report, samples=sampled(report.evaluation.counts.values(), options.samples))
 
 
-def _with_messages(policy: str, config: Config, options: EvalOptions, notice: Notice | None) -> Report:
+def episodes_beside(out: Path) -> Path:
+    """The file for the episodes of a result: result.json -> result.episodes.jsonl."""
+    return out.with_suffix(".episodes.jsonl")
+
+
+def _kept(groups: Sequence[Group], places: Sequence[Path], *, step: int, split: str) -> tuple[str, ...]:
+    """Write the episodes; a file that cannot be written costs no result."""
+    notes = []
+    for path in places:
+        try:
+            write_evaluation(path, groups, step=step, split=split)
+            notes.append(f"episodes are in {path}")
+        except DiskError as error:
+            notes.append(f"episodes are not kept: {error}")
+    return tuple(notes)
+
+
+def _with_messages(
+    policy: str, config: Config, options: EvalOptions, notice: Notice | None, episodes: Path | None
+) -> Report:
     """A policy that reads messages instead of tokens: the expert, the random one, or an endpoint's model."""
     server = None
     if "://" in policy:
@@ -119,12 +145,14 @@ def _with_messages(policy: str, config: Config, options: EvalOptions, notice: No
         max_turns = config.eval.max_turns
         groups = player.groups(tasks, generator, group_size=options.num_played, step=0, max_turns=max_turns)
     settings = _about(config, options, tasks, is_sampled=server is not None)
-    return Report(evaluation(groups), about | settings | {"versions": versions()})
+    notes = _kept(groups, [episodes] if episodes else [], step=0, split=options.split)
+    return Report(evaluation(groups), about | settings | {"versions": versions()}, notes=notes)
 
 
 def _with_model(
-    model: str, overrides: Sequence[str], options: EvalOptions, source: str, notice: Notice | None
-) -> Report:
+    model: str, overrides: Sequence[str], options: EvalOptions, source: str, notice: Notice | None,
+    episodes: Path | None,
+) -> Report:  # fmt: skip
     """A run's newest policy under its own settings, or any model under the defaults and `overrides`."""
     place = Path(model)
     homes = [place, place.parent, place.parent.parent] if os.path.isdir(place) else []
@@ -141,18 +169,25 @@ def _with_model(
         if not saved:
             raise CheckpointError(f"{home} has no checkpoint yet, so there is nothing to evaluate")
         folder = saved[-1]
-    if folder is not None and (folder / MANIFEST).exists():
-        checked_step(folder)
+    step = checked_step(folder) if folder is not None and (folder / MANIFEST).exists() else 0
     if folder is None:
         config.engine.model = model
         check(config)
     engine = engine_of(config, folder=folder)
     with Player(config, engine.tokenizer, processor=engine.processor) as player:
         player.watched(len(tasks) * options.num_played, notice)
-        result = evaluated(config, engine, player, tasks, step=0, num_episodes=options.num_played)
+        played: list[Group] = []
+        result = evaluated(
+            config, engine, player, tasks, step=0, num_episodes=options.num_played, on_played=played.extend
+        )
+    places = [episodes] if episodes else []
+    if home is not None and folder is not None and config.run.trajectories_every:
+        name = re.sub(r"[^\w.-]", "_", f"eval_{options.split[:100]}_{folder.name}", flags=re.ASCII)
+        places.append(home / EVALUATIONS / f"{name}.jsonl")
+    notes = _kept(played, places, step=step, split=options.split)
     about = {"policy": "model", "model": model, "folder": str(folder) if folder else None}
     about |= _about(config, options, tasks, is_sampled=True)
-    return Report(result, about | {"versions": versions(*PACKAGES)})
+    return Report(result, about | {"versions": versions(*PACKAGES)}, notes=notes)
 
 
 def _about(config: Config, options: EvalOptions, tasks: Sequence[Task], *, is_sampled: bool) -> dict[str, Any]:

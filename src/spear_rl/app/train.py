@@ -4,7 +4,8 @@ import json
 import os
 import platform
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,20 @@ from spear_rl.settings.fields import flat
 from spear_rl.train.callbacks import Callback, Event
 from spear_rl.train.checkpoint import MANIFEST, checked_manifest, remove_leftovers, write_folder
 from spear_rl.train.cold_start import cold_start, warmup_then_cosine
+from spear_rl.train.episode_files import DRAWS, EVALUATIONS, remove_later, write_evaluation
 from spear_rl.train.evaluate import Evaluation, evaluation, merged
 from spear_rl.train.loop import MAX_WEIGHT, Trainer
 from spear_rl.train.sampling_correction import corrected
 from spear_rl.train.step import CollectFn, timed
 from spear_rl.train.trackers import RunInfo, Trackers
-from spear_rl.types import Metrics
+from spear_rl.types import Group, Metrics
 
 
 def evaluated(
-    config: Config, engine: TrainableEngine, player: Player, tasks: Sequence[Task], *, step: int, num_episodes: int = 1
-) -> Evaluation:
-    """Play `num_episodes` per task, with a random stream of its own."""
+    config: Config, engine: TrainableEngine, player: Player, tasks: Sequence[Task], *, step: int, num_episodes: int = 1,
+    on_played: Callable[[list[Group]], object] | None = None,
+) -> Evaluation:  # fmt: skip
+    """Play `num_episodes` per task, with a random stream of its own; `on_played` is called with the episodes."""
     sampling = sampling_of(config, temperature=config.eval.temperature)
     generator = engine.evaluation_generator(sampling, seed=config.run.seed + 7919)
     # One episode per task at a time bounds the memory.
@@ -46,7 +49,10 @@ def evaluated(
         for _ in range(num_episodes)
     ]
     engine.sync()
-    return evaluation(merged(rounds))
+    groups = merged(rounds)
+    if on_played:
+        on_played(groups)
+    return evaluation(groups)
 
 
 def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
@@ -72,7 +78,7 @@ def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, 
                 engine=engine,
                 algorithm=algorithm,
                 collect=_collect(config, engine, player, panel),
-                evaluate=lambda step: evaluated(config, engine, player, held_out, step=step) if held_out else None,
+                evaluate=lambda step: _evaluated(config, engine, player, held_out, step, f"step_{step:06d}"),
                 learning_rate=_learning_rate(config),
                 rng=random.Random(f"replay/{config.run.seed}"),
                 num_minibatches=config.optim.num_minibatches,
@@ -131,16 +137,28 @@ def sft_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, An
         _open(config, settings, start, trackers, callbacks)
         seconds: Metrics = {}
         with Player(config, engine.tokenizer, processor=engine.processor) as player:
-            before = evaluated(config, engine, player, held_out, step=0) if held_out else None
+            before = _evaluated(config, engine, player, held_out, 0, "sft_before")
             with timed("time/sft", seconds):
                 panel = tasks_of(config, "train")
                 metrics = cold_start_from(config, engine, player, panel, [trackers, *callbacks])
-            after = evaluated(config, engine, player, held_out, step=0) if held_out else None
+            after = _evaluated(config, engine, player, held_out, 0, "sft_after")
         summary = _summary(config, 0, before, after, seconds) | {"algorithm": "sft", "loss": metrics["sft/loss"]}
         trackers(Event("end", 0))
         _close(run_dir, summary)
         write_folder(run_dir / "model", engine.save, {"step": 0, "settings": settings})  # last: it says all is done
     return summary
+
+
+def _evaluated(
+    config: Config, engine: TrainableEngine, player: Player, tasks: Sequence[Task], step: int, name: str
+) -> Evaluation | None:
+    """An evaluation of a run, if it has any, whose episodes are kept under `name`."""
+    if not tasks:
+        return None
+    path = Path(config.run.dir) / EVALUATIONS / f"{name}.jsonl"
+    keep = partial(write_evaluation, path, step=step, split=config.eval.split)
+    has_texts = bool(config.run.trajectories_every)
+    return evaluated(config, engine, player, tasks, step=step, on_played=keep if has_texts else None)
 
 
 def _held_out(config: Config) -> Sequence[Task]:
@@ -185,7 +203,10 @@ def _open(config: Config, settings: str, start: Start, trackers: Trackers, callb
         if not is_resumed and (run_dir / "reference").is_dir():
             remove_folder(run_dir / "reference")
         notes += mend_rows(run_dir / "metrics.jsonl", from_step=start.step, complete=is_resumed)
-        notes += mend_rows(run_dir / "eval.jsonl", from_step=start.step + 1 if is_resumed else 0)
+        eval_step = start.step + 1 if is_resumed else 0
+        notes += mend_rows(run_dir / "eval.jsonl", from_step=eval_step)
+        notes += mend_rows(run_dir / DRAWS, from_step=start.step)
+        remove_later(run_dir, start.step, eval_step=eval_step)
         write_whole(run_dir / CONFIG, settings)
     record = read_record(run_dir)
     record["starts"].append(new_start(start.step))

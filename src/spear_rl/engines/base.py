@@ -61,6 +61,14 @@ class Term:
     """Rows it was meant to have in all; with fewer, a mini-batch's term weighs less (`train.step.minibatches`)."""
 
 
+METRICS = {
+    "loss": "The loss of this term before its weight, mean over the updates of the step.",
+    "grad_norm": "Norm of an update's whole gradient before it is clipped to optim.max_grad_norm.",
+    "sampler_gap": "Mean absolute difference of a token's log-probability when sampled and when trained, same weights.",
+}
+"""What `Engine.update` reports beside what the losses do; the name of a term stands before each."""
+
+
 class NonFiniteLossError(RuntimeError):
     """The loss, its gradient or the policy's logits are not finite."""
 

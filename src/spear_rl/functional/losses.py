@@ -43,6 +43,16 @@ class LossOutput:
     metrics: dict[str, Tensor]
 
 
+METRICS = {
+    "clip_fraction": "Share of trained tokens whose gradient PPO's clip silences.",
+    "approx_kl": "Mean of ratio - 1 - log ratio over trained tokens: an estimate of KL(sampling policy || policy).",
+    "ratio": "Mean probability ratio of the policy to the one that sampled a token; 1 if they are the same.",
+    "covariance_clip_fraction": "Share of trained tokens that Clip-Cov drops (algorithm.covariance).",
+    "entropy": "Mean entropy of the policy over trained tokens, in nats.",
+    "reference_kl": "Mean KL of the policy to the frozen reference over trained tokens (algorithm.kl).",
+}
+"""What a `LossOutput` of `clipped_surrogate` reports; the engine puts the term's name before each."""
+
 LossFn = Callable[[LossInputs], LossOutput]
 """A pure function of a whole mini-batch: the engine's micro-batches are invisible here."""
 

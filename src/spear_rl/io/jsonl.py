@@ -1,4 +1,4 @@
-"""metrics.jsonl and eval.jsonl: one JSON object with a step per line; unreadable lines are reported."""
+"""metrics.jsonl, eval.jsonl and draws.jsonl: one JSON object with a step per line; unreadable lines are reported."""
 
 import json
 import os
@@ -96,7 +96,7 @@ def spans(numbers: Iterable[int]) -> str:
 
 def flush_rows(run_dir: Path) -> None:
     """Flush all rows of a run to disk."""
-    for path in (run_dir / "metrics.jsonl", run_dir / "eval.jsonl"):
+    for path in (run_dir / "metrics.jsonl", run_dir / "eval.jsonl", run_dir / "draws.jsonl"):
         with writing(path):
             if path.is_file():
                 flush(path)

@@ -79,7 +79,8 @@ class _Episode:
             turns = [*earlier, replace(last, reward=last.reward + self.task.unfinished_reward)]
         cut_off = Stop.OVERLONG if turns and turns[-1].completion.truncated else Stop.MAX_TURNS
         success = math.fsum(turn.reward for turn in self.turns) > 0 if self.success is None else self.success
-        return Trajectory(turns, self.stop or cut_off, success=success, metrics=self.metrics)
+        answer = self.observations[-1].text if turns else ""
+        return Trajectory(turns, self.stop or cut_off, success=success, metrics=self.metrics, last_observation=answer)
 
     def add_answer(self, answer: Answer) -> None:
         """Record the environment's answer to the reset or to the last completion."""

@@ -1,18 +1,17 @@
 """Callbacks: functions of one event. None of them can change the training."""
 
 import io
-import json
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from spear_rl.io.files import writing
 from spear_rl.io.jsonl import append_row
-from spear_rl.types import Group, Metrics
+from spear_rl.types import Metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,26 +84,3 @@ class TensorBoard:
                 self._path = self._folder / f"events.out.tfevents.{now:.0f}.{socket.gethostname()}.{os.getpid()}"
             with self._path.open("ab") as file:
                 file.write(whole.getvalue())
-
-
-def write_trajectories(
-    path: Path,
-    groups: Sequence[Group],
-    turn_advantages: Sequence[Sequence[float]] | None = None,
-    dropped: Sequence[Sequence[str]] | None = None,
-) -> None:
-    """One JSON line per episode: observations, answers, rewards, and for every turn why it did not train."""
-    played = [(group, t) for group in groups for t in group.trajectories]
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with writing(path), path.open("w", encoding="utf-8") as file:
-        for number, (group, t) in enumerate(played):
-            turns = [
-                {"observation": turn.observation, "text": turn.text, "reward": turn.reward}
-                | ({"invalid": turn.invalid} if turn.invalid else {})
-                | ({"advantage": turn_advantages[number][i]} if turn_advantages else {})
-                | ({"dropped": dropped[number][i]} if dropped and dropped[number][i] else {})
-                for i, turn in enumerate(t.turns)
-            ]
-            episode = {"task": group.task_id, "step": group.step, "success": t.success, "reward": t.reward}
-            file.write(json.dumps(episode | {"bonus": t.bonus, "stop": t.stop, "turns": turns}) + "\n")

@@ -9,6 +9,14 @@ from spear_rl.functional.losses import LossInputs, LossOutput, token_mean
 from spear_rl.train.step import collate
 from spear_rl.types import Metrics, Trajectory
 
+METRICS = {
+    "sft/loss": "Minus the mean log-probability of the expert's tokens of this update of the cold start.",
+    "sft/grad_norm": "Norm of the gradient of this update of the cold start, before clipping to optim.max_grad_norm.",
+    "sft/sampler_gap": "Minus the mean log-probability in the first update, as no policy sampled the expert's tokens.",
+    "time/sft": "Seconds of the cold start; in summary.json under seconds.",
+}
+"""What the updates of a cold start report."""
+
 
 def imitation_loss(inputs: LossInputs) -> LossOutput:
     """Minus the mean log-probability of the expert's tokens."""

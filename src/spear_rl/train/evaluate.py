@@ -9,6 +9,22 @@ from typing import Any
 
 from spear_rl.types import Group, Metrics, Trajectory, mean_measures
 
+METRICS = {
+    "eval/success": "Share of held-out episodes that solved their task, at eval.temperature.",
+    "eval/low": "Lower end of the 95 % Wilson interval of eval/success.",
+    "eval/high": "Upper end of the 95 % Wilson interval of eval/success.",
+    "eval/reward": "Mean reward of a held-out episode.",
+    "eval/turns": "Mean turns of a held-out episode.",
+    "eval/invalid_turns": "Share of turns of held-out episodes that the environment could not act on.",
+    "eval/episodes": "Held-out episodes that count.",
+    "eval/failed_episodes": "Held-out episodes lost to infrastructure failures; they do not count.",
+    "eval/by_family": "Success with its interval and number of episodes, per family; in eval.jsonl only.",
+    "eval/solved": "Share of its episodes that succeeded, per task id; in eval.jsonl only.",
+    "eval/stops": "Number of episodes per reason why they ended; in eval.jsonl only.",
+    "eval/metrics": "Means of the environment's own measures; in eval.jsonl only.",
+}
+"""The fields of an `Evaluation`; in eval.jsonl they stand without eval/."""
+
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:

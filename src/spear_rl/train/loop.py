@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
-from spear_rl.algorithms.base import Algorithm
+from spear_rl.algorithms.base import Algorithm, Replay
 from spear_rl.engines.base import NonFiniteLossError, TrainableEngine
 from spear_rl.errors import DiskError, ShortOfMemoryError, UserError
 from spear_rl.io.jsonl import flush_rows
-from spear_rl.train.callbacks import Callback, Event, write_trajectories
+from spear_rl.train.callbacks import Callback, Event
 from spear_rl.train.checkpoint import checkpoints, load_state, save_checkpoint
+from spear_rl.train.episode_files import TRAJECTORIES, DrawLog, step_file, write_trajectories
 from spear_rl.train.evaluate import Evaluation
 from spear_rl.train.step import CollectFn, timed, train_step
 from spear_rl.train.stored_state import restoring
@@ -23,6 +24,13 @@ from spear_rl.types import Metrics
 
 MAX_WEIGHT = 1e4
 """A policy with a larger weight, or ten times the largest it started with, has diverged and is not saved."""
+
+METRICS = {
+    "time/step": "Seconds of the whole step, evaluations and checkpoints not included.",
+    "time/eval": "Seconds spent on evaluations so far; in summary.json under seconds.",
+    "policy/learning_rate": "The learning rate of this step.",
+}
+"""What a `Trainer` adds to those of `train_step`."""
 
 
 @dataclass
@@ -50,6 +58,11 @@ class Trainer:
     settings: str = ""
     """The run's settings as TOML, for its checkpoints."""
     _evaluated_step: int = field(default=-1, init=False)
+    _draw_log: DrawLog = field(init=False)
+
+    def __post_init__(self) -> None:
+        max_age = self.algorithm.imitation.buffer.max_age if self.algorithm.imitation else 0
+        self._draw_log = DrawLog(self.run_dir, has_texts=bool(self.trajectories_every), max_age=max_age)
 
     def run(self, steps: int) -> None:
         """Continue until `steps` steps are done."""
@@ -95,7 +108,7 @@ class Trainer:
 
     def _take_step(self, steps: int) -> None:
         step = self.step
-        path = self.run_dir / "trajectories" / f"step_{step:06d}.jsonl"
+        path, drawn = step_file(self.run_dir, TRAJECTORIES, step), list[Replay]()
         is_dumped = self.trajectories_every and step % self.trajectories_every == 0
         self.engine.set_learning_rate(self.learning_rate(step))
         metrics: Metrics = {}
@@ -108,7 +121,9 @@ class Trainer:
                 rng=self.rng,
                 num_minibatches=self.num_minibatches,
                 on_played=partial(write_trajectories, path) if is_dumped else None,
+                on_drawn=drawn.append,
             )
+        self._draw_log.write(step, drawn)
         for name in ("time/step", "time/rollout", "time/update"):
             self.seconds[name] = self.seconds.get(name, 0.0) + metrics[name]
         self.step += 1

@@ -12,12 +12,33 @@ from statistics import fmean
 
 import torch
 
-from spear_rl.algorithms.base import Algorithm
+from spear_rl.algorithms.base import Algorithm, Replay
 from spear_rl.engines.base import Batch, Engine, ImageBatch, Term
 from spear_rl.types import Completion, Group, Metrics, Trajectory, Turn, mean_measures
 
 CollectFn = Callable[[int], list[Group]]
 """Step in, that step's groups out: `rollout.collect_groups`, or another framework's rollout."""
+
+METRICS = {
+    "time/rollout": "Seconds of the step spent on playing episodes.",
+    "time/update": "Seconds of the step spent on optimizer steps.",
+    "rollout/bonus": "Mean bonus of an episode: tool bonus times mu(t), and the format bonus.",
+    "rollout/reward": "Mean reward of an episode by the task alone, without bonus and format terms.",
+    "rollout/success": "Share of episodes that solved their task, at rollout.temperature on training tasks.",
+    "rollout/turns": "Mean turns per episode.",
+    "rollout/tool_turns": "Mean turns per episode that used a tool.",
+    "rollout/invalid_turns": "Share of turns that the environment could not act on.",
+    "rollout/tokens": "Tokens that the policy wrote in this step.",
+    "rollout/episodes": "Episodes of this step that count in the means.",
+    "rollout/failed_episodes": "Episodes lost to infrastructure failures; they are in no mean and do not train.",
+    "rollout/sampler_gap": "Mean absolute log of the importance weights of another sampler (engine.importance_cap).",
+    "rollout/stop_{reason}": "Share of episodes that ended so: done, max_turns or overlong.",
+    "rollout/{measure}": "Mean over episodes of a measure of the environment, by the name that it gives it.",
+    "policy/turns": "Turns played in this step.",
+    "policy/turns_trained": "Turns of this step that no filter dropped.",
+    "policy/dropped_{reason}": "Turns of this step that did not train, by the filter's reason.",
+}
+"""What `train_step` reports beside the metrics of the engine, its losses and replay."""
 
 PlayedFn = Callable[[Sequence[Group], Sequence[Sequence[float]], Sequence[Sequence[str]]], None]
 """Called with the groups, one advantage per turn, and why a turn does not train ("" if it does)."""
@@ -32,6 +53,7 @@ def train_step(
     rng: random.Random,
     num_minibatches: int = 1,
     on_played: PlayedFn | None = None,
+    on_drawn: Callable[[Replay], object] | None = None,
 ) -> Metrics:
     """Collect episodes with the current policy, take `num_minibatches` optimizer steps, store the good episodes."""
     metrics: Metrics = {}
@@ -52,6 +74,8 @@ def train_step(
         imitation.observe(groups)
         drawn = imitation.draw(step, rng, num_played=len(played))
         metrics |= drawn.metrics
+        if on_drawn:
+            on_drawn(drawn)
         batch = collate(drawn.trajectories, drawn.turn_advantages, pad_id=engine.pad_id, dropped=drawn.dropped)
         if batch is not None:
             wanted = round(len(batch.mask) / drawn.share)

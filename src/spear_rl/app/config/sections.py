@@ -21,7 +21,7 @@ class Run:
     checkpoint_every: Annotated[int, Range(1, 10_000_000, unit="steps")] = 10
     """Steps between checkpoints; the two newest are kept, and the best of those that were evaluated."""
     trajectories_every: Annotated[int, Steps] = 10
-    """Steps between dumps of whole episodes into trajectories/; 0 is never."""
+    """Steps between dumps of whole episodes into trajectories/; 0 keeps no text of any episode, played or replayed."""
     trackers: Words = field(default_factory=lambda: ["jsonl", "tensorboard"])
     """Where metrics go: jsonl (required), tensorboard, wandb, trackio, mlflow, or your own: package.module:function."""
     threads: Annotated[int, Range(0, 1024)] = 0

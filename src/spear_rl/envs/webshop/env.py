@@ -13,6 +13,8 @@ from spear_rl.rollout.env import INADMISSIBLE, Observation, StepResult
 REWARD = 10.0
 SEARCH_FORM = "search[<your query>]"  # in the list of possible actions; said like this, it searches for these words
 
+METRICS = {"score": "Mean score of a purchase between 0 and 1; 0 for an episode without one (`webshop` only)."}
+
 
 @dataclass(frozen=True, slots=True)
 class Rules:

@@ -37,7 +37,7 @@ def to_json(task: str, family: str, episode: Trajectory) -> bytes:
         | {"images": [base64.b64encode(image).decode() for image in turn.images]}
         for turn in episode.turns
     ]
-    about = {"stop": episode.stop, "bonus": episode.bonus, "success": episode.success, "metrics": episode.metrics}
+    about = {name: getattr(episode, name) for name in Trajectory.__slots__ if name != "turns"}
     return json.dumps([task, family, about | {"turns": turns}], default=lambda number: number.item()).encode()
 
 

@@ -1,12 +1,13 @@
-"""`spear show`: an algorithm field by field; the latest metrics and episodes of a run."""
+"""An algorithm field by field; the summary, latest metrics and newest episodes of a run."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from spear_rl.app.config import load, presets
+from spear_rl.app.show.episodes import newest_lines
+from spear_rl.app.show.text import Words
 from spear_rl.errors import UserError
 from spear_rl.io.escaping import indented
 from spear_rl.io.jsonl import read_rows, spans
@@ -44,17 +45,17 @@ def _worded(value: Any) -> str:
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
-def run_overview(run_dir: Path, *, num_episodes: int = 1) -> str:
+def run_overview(run_dir: Path, *, num_episodes: int = 1, words: Words | None = None) -> str:
     """Summary, latest metrics and episodes of a run; unreadable lines are named and left out."""
     if not (run_dir / "config.toml").is_file():
         raise UserError(f"{run_dir} is no run folder: it has no config.toml")
     try:
-        return "\n".join(_lines(run_dir, num_episodes))
+        return "\n".join([*_lines(run_dir), *newest_lines(run_dir, num_episodes, words or Words())])
     except OSError as error:
         raise UserError(f"{error.filename or run_dir} cannot be read: {error.strerror}") from error
 
 
-def _lines(run_dir: Path, num_episodes: int) -> list[str]:
+def _lines(run_dir: Path) -> list[str]:
     lines, path = [f"run {run_dir}"], run_dir / "summary.json"
     summary = path.read_text("utf-8", errors="replace") if path.is_file() else "unfinished: no summary.json yet"
     lines += summary.splitlines()
@@ -64,28 +65,10 @@ def _lines(run_dir: Path, num_episodes: int) -> list[str]:
         step, row = list(rows.by_step.items())[-1]
         lines += ["", f"step {step}:"]
         lines += [f"  {name:32s} {_number(value)}" for name, value in row.items() if name != "step"]
+        lines.append("`spear show metrics` explains these names")
         missing = [number for number in range(step) if number not in rows.by_step]
         lines += [f"metrics.jsonl lacks the rows of steps {spans(missing)}"] if missing else []
-    dumps = sorted((run_dir / "trajectories").glob("*.jsonl"))
-    for number, text in enumerate(dumps[-1].read_bytes().splitlines()[:num_episodes] if dumps else [], start=1):
-        try:
-            lines += ["", *_episode(json.loads(text))]
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-            lines += ["", f"{dumps[-1].name}, line {number} is damaged or was cut off"]
     return [indented(line) for line in lines]
-
-
-def _episode(episode: dict[str, Any]) -> list[str]:
-    outcome = "solved" if episode["success"] else "not solved"
-    lines = [
-        f"{episode['task']} at step {episode['step']}: {outcome}, reward {episode['reward']:g} ({episode['stop']})"
-    ]
-    for turn in episode["turns"]:
-        marks = [f"advantage {turn['advantage']:.3g}"] if "advantage" in turn else []
-        marks += [f"invalid: {turn['invalid']}"] if "invalid" in turn else []
-        marks += [f"did not train: {turn['dropped']}"] if "dropped" in turn else []
-        lines += [f"  {turn['observation']}", f"  > {turn['text']}    [{'; '.join(marks)}]"]
-    return lines
 
 
 def _number(value: Any) -> str:
