@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from spear_rl.app.build.rollout import Player, sampling_of, tasks_of
+from spear_rl.app.build.rollout import Player, eval_sampling_of, tasks_of
 from spear_rl.app.build.training import algorithm_of, engine_of, policy_in_folder
 from spear_rl.app.config import Config, resolved
 from spear_rl.app.resume import CONFIG, Start, settings_text, start_of
@@ -31,22 +31,29 @@ from spear_rl.train.loop import MAX_WEIGHT, Trainer
 from spear_rl.train.sampling_correction import corrected
 from spear_rl.train.step import CollectFn, timed
 from spear_rl.train.trackers import RunInfo, Trackers
-from spear_rl.types import Metrics
+from spear_rl.types import Group, Metrics
 
 
 def evaluated(
-    config: Config, engine: TrainableEngine, player: Player, tasks: Sequence[Task], *, step: int, num_episodes: int = 1
+    config: Config, engine: TrainableEngine, player: Player, tasks: Sequence[Task], *, step: int
 ) -> Evaluation:
-    """Play `num_episodes` per task, with a random stream of its own."""
-    sampling = sampling_of(config, temperature=config.eval.temperature)
-    generator = engine.evaluation_generator(sampling, seed=config.run.seed + 7919)
+    """Success on `tasks`, of eval.samples episodes each."""
+    k = config.eval.samples
+    return evaluation(played(config, engine, player, tasks, step=step, num_episodes=k), k=k)
+
+
+def played(
+    config: Config, engine: TrainableEngine, player: Player, tasks: Sequence[Task], *, step: int, num_episodes: int
+) -> list[Group]:
+    """`num_episodes` per task, sampled as evaluations are, with a random stream of its own."""
+    generator = engine.evaluation_generator(eval_sampling_of(config), seed=config.run.seed + 7919)
     # One episode per task at a time bounds the memory.
     rounds = [
         player.groups(tasks, generator, group_size=1, step=step, max_turns=config.eval.max_turns)
         for _ in range(num_episodes)
     ]
     engine.sync()
-    return evaluation(merged(rounds))
+    return merged(rounds)
 
 
 def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
@@ -76,6 +83,8 @@ def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, 
                 learning_rate=_learning_rate(config),
                 rng=random.Random(f"replay/{config.run.seed}"),
                 num_minibatches=config.optim.num_minibatches,
+                minibatch_rows=config.optim.minibatch_rows,
+                epochs=config.optim.epochs,
                 checkpoint_every=config.run.checkpoint_every,
                 trajectories_every=config.run.trajectories_every,
                 eval_every=config.eval.every,

@@ -92,7 +92,7 @@ class VisionDecoder:
             **self._pixels.inputs(ids, [getattr(prompt, "images", ()) for prompt in prompts]),
             # Greedy, since `draw` leaves one choice; what a model's own generation config adds is switched off.
             generation_config=GenerationConfig(
-                max_new_tokens=sampling.max_new_tokens,
+                max_new_tokens=max(map(sampling.limit, prompts)),
                 do_sample=False,
                 num_beams=1,
                 repetition_penalty=1.0,

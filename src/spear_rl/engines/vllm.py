@@ -114,7 +114,7 @@ class VLLMGenerator:
             )
         seed = self._seed * 1_000_003 + self._num_calls
         inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        params = [self._params(seed * 65_537 + number) for number in range(len(prompts))]
+        params = [self._params(seed * 65_537 + n, self.sampling.limit(prompt)) for n, prompt in enumerate(prompts)]
         with _random_state_kept():
             outputs = self._llm.generate(inputs, params, use_tqdm=False)
         return [_completion(output.outputs[0]) for output in outputs]
@@ -152,12 +152,12 @@ class VLLMGenerator:
         if self._folder is not None:
             self._folder.cleanup()
 
-    def _params(self, seed: int) -> Any:
+    def _params(self, seed: int, max_tokens: int) -> Any:
         sampling = self.sampling
         return self._vllm.SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
-            max_tokens=sampling.max_new_tokens,
+            max_tokens=max_tokens,
             stop=list(sampling.stop),
             stop_token_ids=list(self._end_ids or ()),
             ignore_eos=self._end_ids is not None and not self._end_ids,

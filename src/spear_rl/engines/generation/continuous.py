@@ -346,7 +346,7 @@ class SlotStream:
         request.token_ids.append(token)
         request.logprobs.append(score)
         has_ended = token in self._decoder.end_ids or self._stops.end(request.token_ids)
-        if has_ended or len(request.token_ids) == self._sampling.max_new_tokens:
+        if has_ended or len(request.token_ids) == self._sampling.limit(request.prompt):
             request.is_done = True
             # The last token was not fed: the slot does not hold its keys and values.
             self._decoder.slots.release(request.slot, [*request.prompt, *request.token_ids[:-1]])

@@ -31,6 +31,7 @@ def _tasks_and_play(settings: str, split: str) -> tuple[Sequence[Task], Callable
     config = config_of(OmegaConf.to_container(OmegaConf.create(settings)))
     rollout, max_turns = config.rollout, config.rollout.max_turns if split == "train" else config.eval.max_turns
     limits: dict[str, Any] = {"max_turns": max_turns or rollout.max_turns, "max_context": rollout.max_context}
+    limits["max_response_tokens"] = rollout.max_response_tokens or None
     layout = partial(LAYOUTS[rollout.layout], detail=rollout.detail)
     stop = {"stop": list(rollout.stop), "include_stop_str_in_output": True} if rollout.stop else {}
     play = partial(collect_groups, group_size=1, step=0, layout=layout, **limits)
@@ -48,11 +49,12 @@ class Server:
         return [asyncio.run_coroutine_threadsafe(self._answer(prompt), self._loop).result() for prompt in prompts]
 
     async def _answer(self, prompt: list[int]) -> Completion:
-        sampling = dict(self._sampling)  # a copy: the server removes entries
-        output = await self._client.generate(request_id=self._name, prompt_ids=prompt, sampling_params=sampling)
+        limit = min(self._sampling["max_tokens"], getattr(prompt, "max_new_tokens", self._sampling["max_tokens"]))
+        sampling = {**self._sampling, "max_tokens": limit}  # a copy: the server removes entries
+        output = await self._client.generate(request_id=self._name, prompt_ids=list(prompt), sampling_params=sampling)
         self.extra_fields |= output.extra_fields
         ids = list(output.token_ids)
-        truncated = output.stop_reason == "length" or len(ids) >= self._sampling["max_tokens"]
+        truncated = output.stop_reason == "length" or len(ids) >= limit
         return Completion(ids, list(output.log_probs or [0.0] * len(ids)), truncated)
 
 
