@@ -22,12 +22,14 @@ from spear_rl.functional import (
     fixed_length_mean,
     high_covariance_penalty,
     keep_low_covariance,
+    sequence_mean,
 )
 from spear_rl.rollout import ChatRenderer, Sampling
 
 # (options of the loss, whether it draws at random)
 LOSSES = {
     "token mean": {},
+    "sequence mean": {"reduce": sequence_mean, "entropy_bonus": 0.1},
     "fixed length": {"reduce": partial(fixed_length_mean, length=20), "dual_clip": 10.0},
     "entropy bonus": {"entropy_bonus": 0.1},
     "kl-cov": {"penalty": partial(high_covariance_penalty, fraction=0.2, beta=1.0)},

@@ -140,7 +140,7 @@ CHOICES = {
     "algorithm.imitation.update": "separate", "algorithm.covariance.replay": "kl",
     "algorithm.covariance.on_policy": "clip", "eval.split": "test",
     "algorithm.divide_by_std": "true", "algorithm.dual_clip": "3.0", "algorithm.imitation.unit": "turns",
-    "algorithm.imitation.divide_by_std": "true",
+    "algorithm.imitation.divide_by_std": "true", "algorithm.reduction": "sequence_mean",
 }  # fmt: skip
 
 

@@ -174,7 +174,10 @@ def _about(config: Config, options: EvalOptions, tasks: Sequence[Task], *, is_sa
         "seed": config.run.seed,
     }
     if is_sampled:
-        sampling, names = eval_sampling_of(config), ("max_new_tokens", "max_response_tokens", "stop", "layout", "detail")
+        sampling, names = (
+            eval_sampling_of(config),
+            ("max_new_tokens", "max_response_tokens", "stop", "layout", "detail"),
+        )
         about |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
         about |= {name: getattr(config.rollout, name) for name in names}
     return about

@@ -155,8 +155,9 @@ def collect_groups(
     an environment returns what its protocol does not allow.
 
     `max_context` ends an episode whose next prompt would be longer. `max_response_tokens` is what the policy may write
-    in an episode, over all turns: a turn may take what is left of it, and the episode ends when nothing is. A completion that reaches its token limit does not
-    end its episode: otherwise a policy could escape later penalties by long answers.
+    in an episode, over all turns: a turn may take what is left of it, and the episode ends when nothing is. A
+    completion that reaches its own token limit does not end its episode: otherwise a policy could escape later
+    penalties by long answers.
 
     With continuous batching the generator goes on while environments answer. Without it, all running episodes form one
     batch, in their order, once every environment has answered.

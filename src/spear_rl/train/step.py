@@ -68,7 +68,7 @@ def train_step(
     with timed("time/update", metrics):
         is_separate = imitation is not None and imitation.update == "separate"
         learned: list[Metrics] = []
-        for terms in ([policy, replay] if is_separate else [[*policy, *replay]]):
+        for terms in [policy, replay] if is_separate else [[*policy, *replay]]:
             count = -(-len(terms[0].batch) // minibatch_rows) if terms and minibatch_rows else num_minibatches
             for _ in range(epochs):
                 learned += [engine.update(update) for update in minibatches(terms, count, rng)]

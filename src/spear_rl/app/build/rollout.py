@@ -152,10 +152,10 @@ class Player:
     ) -> None:
         vision = None if processor is None else VisionRenderer(processor)
         self._config, self._renderer = config, renderer or vision or ChatRenderer(tokenizer)
-        limits = config.rollout
-        self._max_context, self._max_response_tokens = (
-            (limits.max_context, limits.max_response_tokens or None) if renderer is None else (None, None)
-        )
+        # Tokens of a policy that does not read them are not known.
+        limits = config.rollout if renderer is None else None
+        self._max_context = limits.max_context if limits else None
+        self._max_response_tokens = limits.max_response_tokens or None if limits else None
         self._runner = runner_of(config)
         self._envs: EnvRunner = self._runner
         self._layout = partial(LAYOUTS[config.rollout.layout], detail=config.rollout.detail)

@@ -48,8 +48,8 @@ class Source(NamedTuple):
     data: str = ""
     """A known set's name, a file, or hf:owner/name; empty for generated problems."""
     test_data: str = ""
-    """The same for the split test, or several with commas between them, whose problems then have the set's name as their
-    family; empty for a part of `data`, or the set's own test file where it has one."""
+    """The same for the split test, or several with commas between them (the family of a problem is then its set);
+    empty for a part of `data`, or the set's own test file where it has one."""
     data_folder: str = ""
     """The directory of the known sets, instead of the environment variable."""
     level: str = "small"

@@ -64,8 +64,8 @@ class SpearTrainer(PPOTrainerSync):  # type: ignore[misc]
         engine.update = lambda own: updates.append(own) or {}  # type: ignore[func-returns-value]
         num_tasks, mini = self.config.data.train_batch_size, self.config.actor_rollout_ref.actor.ppo_mini_batch_size
         step = partial(train_step, self.global_steps - 1, algorithm=self._algorithm, engine=engine, rng=self._rng)
-        own: dict[str, int] = {"minibatch_rows": self._optim.minibatch_rows, "epochs": self._optim.epochs}
-        found = step(collect=partial(self._played_groups, batch), num_minibatches=num_tasks // mini, **own)
+        step = partial(step, num_minibatches=num_tasks // mini, minibatch_rows=self._optim.minibatch_rows)
+        found = step(collect=partial(self._played_groups, batch), epochs=self._optim.epochs)
         metrics.update({f"spear/{name}": value for name, value in found.items() if not name.startswith("time/")})
         metrics.update({name[6:]: metrics.pop(name) for name in list(metrics) if name.startswith("actor/spear/")})
         return batch
