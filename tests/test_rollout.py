@@ -57,7 +57,8 @@ class Counting:
 
 def play(tokenizer, task: Task, answers=("look",), **options):
     options = {"group_size": 2, "max_turns": 5, "step": 0, "layout": partial(growing_chat, detail="short")} | options
-    engine = options.pop("engine", None) or RecordingEngine(tokenizer, answers)
+    engine = options.pop("engine", None)
+    engine = RecordingEngine(tokenizer, answers) if engine is None else engine
     return collect_groups([task], generator=engine, renderer=ChatRenderer(tokenizer), **options)[0]
 
 
