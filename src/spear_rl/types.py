@@ -49,6 +49,11 @@ class ShortPrompt(ImagePrompt):
         self.max_new_tokens = max_new_tokens
 
 
+def limit_of(prompt: list[int], most: int) -> int:
+    """The most tokens of a prompt's completion: `most`, or the prompt's own limit if that is lower."""
+    return min(most, getattr(prompt, "max_new_tokens", most))
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """What a generator returns for one prompt."""

@@ -18,10 +18,6 @@ class Sampling:
     stop: tuple[str, ...] = ()
     """Stop strings: a completion ends with the first one it contains, or with the model's end token."""
 
-    def limit(self, prompt: list[int]) -> int:
-        """The most tokens of a prompt's completion: its own limit, where it has a lower one."""
-        return min(self.max_new_tokens, getattr(prompt, "max_new_tokens", self.max_new_tokens))
-
 
 class Generator(Protocol):
     """Completes a batch of prompts; one of them may have a lower limit than others (`types.ShortPrompt`)."""

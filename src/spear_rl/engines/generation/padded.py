@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicLayer
 
 from spear_rl.engines.base import NonFiniteLossError
 from spear_rl.rollout.generator import Sampling
-from spear_rl.types import Completion
+from spear_rl.types import Completion, limit_of
 
 SPARE = 64
 """Columns that a cache layer allocates beyond those in use."""
@@ -56,7 +56,7 @@ class Decoder:
         written: list[list[int]] = [[] for _ in prompts]
         logprobs: list[list[float]] = [[] for _ in prompts]
         active = torch.ones(len(prompts), dtype=torch.bool, device=logits.device)
-        limits = torch.tensor([sampling.limit(prompt) for prompt in prompts], device=logits.device)
+        limits = torch.tensor([limit_of(prompt, sampling.max_new_tokens) for prompt in prompts], device=logits.device)
         cut = torch.zeros_like(active)
         for position in range(int(limits.max())):
             tokens, scores = sampled(logits, sampling, generator)

@@ -17,7 +17,7 @@ from spear_rl.integrations.verl.launch import config_of
 from spear_rl.io.escaping import one_line
 from spear_rl.rollout import LAYOUTS, ChatRenderer, Task, collect_groups
 from spear_rl.train.step import collate
-from spear_rl.types import Completion, Group, Trajectory
+from spear_rl.types import Completion, Group, Trajectory, limit_of
 
 _threads = ThreadPoolExecutor(max_workers=1024, thread_name_prefix="episode")  # mostly idle
 _renderer = lru_cache(maxsize=2)(ChatRenderer)
@@ -49,7 +49,7 @@ class Server:
         return [asyncio.run_coroutine_threadsafe(self._answer(prompt), self._loop).result() for prompt in prompts]
 
     async def _answer(self, prompt: list[int]) -> Completion:
-        limit = min(self._sampling["max_tokens"], getattr(prompt, "max_new_tokens", self._sampling["max_tokens"]))
+        limit = limit_of(prompt, self._sampling["max_tokens"])
         sampling = {**self._sampling, "max_tokens": limit}  # a copy: the server removes entries
         output = await self._client.generate(request_id=self._name, prompt_ids=list(prompt), sampling_params=sampling)
         self.extra_fields |= output.extra_fields
