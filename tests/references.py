@@ -163,6 +163,14 @@ def token_mean(values: Matrix, tokens: Tokens) -> float:
     return total / max(len(tokens.training), 1)
 
 
+def sequence_mean(values: Matrix, tokens: Tokens) -> float:
+    means = []
+    for row, mask in zip(values, tokens.mask, strict=True):
+        kept = [value for value, trains in zip(row, mask, strict=True) if trains]
+        means.append(sum(kept) / max(len(kept), 1))
+    return sum(means) / len(means)
+
+
 def fixed_length_mean(values: Matrix, tokens: Tokens, length: int) -> float:
     rows = []
     for b in range(len(tokens.mask)):

@@ -70,7 +70,7 @@ def test_two_of_one_name_are_equal_and_a_changed_setting_makes_them_differ(name)
         dataclasses.replace(algorithm, invalid_penalty=0.25),
         with_settings(algorithm, clip_low=0.05),
         with_settings(algorithm, covariance=CovarianceClip(low=0.5)),
-        with_settings(algorithm, reduction=SequenceMean()),
+        with_settings(algorithm, reduction=FixedLength(7)),
     ):
         assert changed != algorithm
         assert repr(changed) != repr(algorithm)

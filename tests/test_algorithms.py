@@ -25,6 +25,7 @@ from spear_rl.algorithms import (
     ClippedSurrogate,
     CovarianceClip,
     SelfImitation,
+    TokenMean,
     distinct_tool_bonus,
     dr_bot,
     dr_grpo,
@@ -131,11 +132,16 @@ def test_a_coefficient_is_a_number_or_a_schedule():
 
 @quick
 @given(seeds)
-def test_plain_bases_clip_symmetrically_and_average_over_tokens(seed):
+def test_plain_bases_clip_symmetrically_and_average_over_tokens_or_as_grpo_over_sequences(seed):
     tokens = random_tokens(seed)
-    for base in (grpo(), dr_grpo(), rloo(), gigpo()):
+    names = ("logprobs", "old_logprobs", "advantages")
+    values = references.each(tokens, references.surrogate, *names, low=0.2, high=0.2, dual=None)
+    for base in (dr_grpo(), rloo(), gigpo(), grpo(reduction=TokenMean())):
         got = base.loss(loss_inputs(tokens)).loss.item()
-        assert got == pytest.approx(expected_loss(tokens, high=0.2), rel=1e-10, abs=1e-12)
+        assert got == pytest.approx(references.token_mean(values, tokens), rel=1e-10, abs=1e-12)
+    for loss in (grpo().loss, spear(grpo(), covariance=None).imitation.loss):
+        got = loss(loss_inputs(tokens)).loss.item()
+        assert got == pytest.approx(references.sequence_mean(values, tokens), rel=1e-10, abs=1e-12)
 
 
 @quick

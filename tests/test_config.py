@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 
 import pytest
 
@@ -137,6 +139,27 @@ def test_the_papers_values_are_in_its_preset():
     assert (covariance.fraction, covariance.low, covariance.high) == (0.02, 2.0, 60.0)
     assert (config.optim.learning_rate, config.optim.weight_decay, config.optim.max_grad_norm) == (1e-6, 0.01, 1.0)
     assert (config.algorithm.entropy_bonus, config.eval.temperature) == (0.001, 0.4)
+
+
+def test_every_row_of_the_paper_index_says_what_the_presets_hold():
+    text = (Path(__file__).parents[1] / "docs" / "paper_index.md").read_text("utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
+    named = [row for row in rows if len(row) == 6 and re.fullmatch(r"`[a-z_.]+`", row[1])]
+    assert len(named) > 30
+    for _, key, *values, _ in named:
+        for preset, shown in zip(("paper-alfworld", "paper-webshop", "paper-math"), values, strict=True):
+            value = configuration.value_of(load(preset), key.strip("`"))
+            written = "unset" if value is None else str(value).lower() if isinstance(value, bool) else value
+            assert (float(shown) if isinstance(value, float) else shown) == (
+                written if isinstance(value, float) else str(written)
+            ), (preset, key)
+
+
+def test_paper_math_is_evaluated_on_both_aime_sets_with_32_samples_each():
+    config = load("paper-math")
+    assert config.task.options["test_data"] == "aime24,aime25"
+    assert (config.eval.split, config.eval.tasks, config.eval.samples, config.eval.top_p) == ("test", 60, 32, 0.6)
+    assert "household" not in presets()["paper-alfworld"]
 
 
 def test_schedules_that_depend_on_the_run_are_resolved_once():

@@ -22,12 +22,15 @@ from spear_rl.functional import (
     fixed_length_mean,
     high_covariance_penalty,
     keep_low_covariance,
+    sequence_mean,
 )
 from spear_rl.rollout import ChatRenderer, Sampling
+from spear_rl.types import ShortPrompt
 
 # (options of the loss, whether it draws at random)
 LOSSES = {
     "token mean": {},
+    "sequence mean": {"reduce": sequence_mean, "entropy_bonus": 0.1},
     "fixed length": {"reduce": partial(fixed_length_mean, length=20), "dual_clip": 10.0},
     "entropy bonus": {"entropy_bonus": 0.1},
     "kl-cov": {"penalty": partial(high_covariance_penalty, fraction=0.2, beta=1.0)},
@@ -221,6 +224,22 @@ def test_top_p_never_leaves_the_nucleus(make_engine):
     ordered, order = exact.sort(descending=True)
     nucleus = set(order[: int((ordered.cumsum(0) < 0.3).sum()) + 1].tolist())
     assert {c.token_ids[0] for c in engine.generate([[5, 9]] * 500)} <= nucleus
+
+
+def test_a_prompt_with_a_limit_of_its_own_gets_the_first_tokens_of_what_it_would_have_got(make_engine):
+    """And says that it was cut; one that ends by itself within its limit does not."""
+    engine = make_engine(sampling=Sampling(max_new_tokens=8, temperature=0.0), end_ids=[])
+    prompts = [[5, 6, 7], [9, 8], [11, 12, 13, 14]]
+    whole = engine.generate(prompts)
+    limited = [ShortPrompt(p, (), most) for p, most in zip(prompts, (3, 20, 1), strict=True)]
+    for number, (cut, full, most) in enumerate(zip(engine.generate(limited), whole, (3, 8, 1), strict=True)):
+        assert cut.token_ids == full.token_ids[:most], number
+        assert cut.logprobs == pytest.approx(full.logprobs[:most], abs=1e-5)
+        assert cut.truncated
+    first = whole[0].token_ids[0]
+    ending = make_engine(sampling=Sampling(max_new_tokens=8, temperature=0.0), end_ids=[first])
+    [completion] = ending.generate([ShortPrompt(prompts[0], (), 1)])
+    assert (completion.token_ids, completion.truncated) == ([first], False)
 
 
 def test_temperature_zero_takes_the_likeliest_token(make_engine):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from functools import partial
@@ -11,6 +12,7 @@ from functools import partial
 import pytest
 from rich.console import Console
 
+from conftest import logged
 from spear_rl import cli
 from spear_rl.envs.lookup import LookupEnv
 from spear_rl.rollout import LAYOUTS, InProcess, Observation, StepResult, Task, collect_groups
@@ -18,7 +20,7 @@ from spear_rl.rollout.policies.reference import REFERENCES, ReferencePolicy
 from spear_rl.rollout.rendering.renderer import MessageRenderer
 from spear_rl.rollout.workers.progress import ProgressRunner
 from spear_rl.rollout.workers.runner import Failure
-from spear_rl.train.evaluate import evaluation, merged
+from spear_rl.train.evaluate import evaluation, merged, wilson_interval
 
 STARTER = ["--env", "household", "--set", "task.options.level=starter"]
 
@@ -262,6 +264,77 @@ def test_an_episode_whose_policy_is_lost_has_failed_and_the_tally_says_so():
     for key in (0, 1, 0, 1):
         watched.close(key)
     assert tallies[-1] == {"num_episodes": 2, "num_ended": 2, "num_solved": 1, "num_failed": 1, "num_turns": 1}
+
+
+def panel_of(solved: list[int], played: int, families: list[str] | None = None):
+    from spear_rl.types import Group, Stop, Trajectory
+
+    won, lost = Trajectory([], Stop.DONE, success=True), Trajectory([], Stop.MAX_TURNS)
+    names = families or [""] * len(solved)
+    return [
+        Group(str(number), [won] * count + [lost] * (played - count), info={"family": family})
+        for number, (count, family) in enumerate(zip(solved, names, strict=True))
+    ]
+
+
+def test_more_samples_of_tasks_that_are_always_or_never_solved_make_no_interval_narrower():
+    """Samples of one task are not independent: sixteen tasks stay sixteen trials."""
+    once = evaluation(panel_of([1] * 6 + [0] * 10, 1))
+    often = evaluation(panel_of([32] * 6 + [0] * 10, 32), k=32)
+    assert (often.success, often.episodes) == (once.success, 512)
+    assert (often.low, often.high) == pytest.approx((once.low, once.high))
+    assert often.samples["mean@32"]["low"] == pytest.approx(once.low)
+    assert (once.low, once.high) == wilson_interval(6, 16)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_interval_lies_between_that_of_the_tasks_and_that_of_the_episodes(seed):
+    rng = random.Random(seed)
+    solved = [rng.randint(0, 8) for _ in range(20)]
+    result = evaluation(panel_of(solved, 8), k=8)
+    rate = sum(solved) / 160
+    tasks, episodes = wilson_interval(rate * 20, 20), wilson_interval(rate * 160, 160)
+    assert tasks[0] < result.low < episodes[0] < rate < episodes[1] < result.high < tasks[1]
+    assert result.samples["mean@8"]["rate"] == pytest.approx(rate)
+    assert result.samples["pass@8"]["rate"] == sum(count > 0 for count in solved) / 20
+
+
+def test_every_benchmark_of_a_panel_has_its_own_rates():
+    groups = panel_of([4, 0, 2, 1], 4, ["aime24", "aime24", "aime25", "aime25"])
+    result = evaluation(groups, k=4)
+    assert {name: (rate["success"], rate["pass@4"]) for name, rate in result.by_family.items()} == {
+        "aime24": (0.5, 0.5),
+        "aime25": (0.375, 1.0),
+    }
+    assert "samples" in result.as_dict()
+    assert "samples" not in evaluation(groups).as_dict()
+
+
+def test_a_run_evaluates_every_task_as_often_as_eval_samples_says_and_so_does_spear_eval(spear, result_of, tmp_path):
+    small = ["run.steps=1", "sft.episodes=0", "eval.tasks=3", "rollout.num_tasks=1", "rollout.group_size=2"]
+    run = tmp_path / "run"
+    code, text = spear("train", "lookup", f"run.dir={run}", *small, "eval.samples=4", "eval.top_p=0.7")
+    assert code == 0, text
+    last = logged(run, "eval.jsonl")[-1]
+    assert (last["episodes"], len(last["solved"])) == (12, 3)
+    assert set(last["samples"]) == {"mean@4", "pass@1", "pass@2", "pass@4"}
+    assert last["samples"]["mean@4"]["rate"] == pytest.approx(last["success"])
+    again = result_of(run, "--tasks", 3)
+    assert (again["episodes"], again["k"], again["top_p"]) == (12, 4, 0.7)
+    assert again["solved"] == last["solved"]
+    once = result_of(run, "--tasks", 3, "--samples", 1, "--top-p", 0.5)
+    assert (once["episodes"], once["top_p"]) == (3, 0.5)
+    assert result_of("random", "--config", "lookup", "--set", "eval.samples=2", "--tasks", 3)["episodes"] == 6
+    assert "k" not in result_of("random", "--config", "lookup", "--set", "eval.samples=2", "--episodes", 3)
+
+
+def test_evaluations_sample_with_their_own_top_p_or_with_that_of_training():
+    from spear_rl.app.build.rollout import eval_sampling_of, sampling_of
+    from spear_rl.app.config import load
+
+    own = load(None, ["eval.top_p=0.6", "rollout.top_p=0.9", "eval.temperature=0.7"])
+    assert (sampling_of(own).top_p, eval_sampling_of(own).top_p, eval_sampling_of(own).temperature) == (0.9, 0.6, 0.7)
+    assert eval_sampling_of(load(None, ["rollout.top_p=0.9"])).top_p == 0.9
 
 
 def test_rounds_of_the_same_tasks_become_one_group_a_task():

@@ -21,6 +21,7 @@ from spear_rl.engines.models.tiny import tiny_model
 from spear_rl.errors import UserError
 from spear_rl.functional import clipped_surrogate
 from spear_rl.rollout import ChatRenderer, Sampling
+from spear_rl.types import ShortPrompt
 
 VOCABULARY = 250
 
@@ -202,6 +203,15 @@ def test_a_stop_string_ends_a_completion_with_its_last_character(make, tokenizer
     for text, completion in zip(texts, completions, strict=True):
         assert "e" not in tokenizer.decode(completion.token_ids[:-1])
         assert not ("e" in text and completion.truncated)
+
+
+def test_a_prompt_with_a_limit_of_its_own_is_cut_there(make):
+    prompts = [[5, 6, 7], [9, 8], [11, 12]]
+    options = {"packed": True, "sampling": Sampling(max_new_tokens=8), "end_ids": []}
+    whole = make(**options).generate(prompts)
+    limited = make(**options).generate([ShortPrompt(p, (), n) for p, n in zip(prompts, (3, 20, 1), strict=True)])
+    for cut, full, most in zip(limited, whole, (3, 8, 1), strict=True):
+        assert (cut.token_ids, cut.truncated) == (full.token_ids[:most], True)
 
 
 def test_no_end_token_means_full_length(make):

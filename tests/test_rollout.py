@@ -57,7 +57,8 @@ class Counting:
 
 def play(tokenizer, task: Task, answers=("look",), **options):
     options = {"group_size": 2, "max_turns": 5, "step": 0, "layout": partial(growing_chat, detail="short")} | options
-    engine = options.pop("engine", None) or RecordingEngine(tokenizer, answers)
+    engine = options.pop("engine", None)
+    engine = RecordingEngine(tokenizer, answers) if engine is None else engine
     return collect_groups([task], generator=engine, renderer=ChatRenderer(tokenizer), **options)[0]
 
 
@@ -89,6 +90,85 @@ def test_a_prompt_over_the_context_limit_ends_the_episode_as_overlong(tokenizer)
     group = play(tokenizer, Task("t", Counting), max_context=12)
     assert {t.stop for t in group.trajectories} == {Stop.OVERLONG}
     assert all(len(turn.prompt_ids) <= 12 for t in group.trajectories for turn in t.turns)
+
+
+class Forever:
+    """Pays 0.5 per turn and never ends."""
+
+    def reset(self) -> Observation:
+        return Observation("red code ?")
+
+    def step(self, action: str) -> StepResult:
+        return StepResult(Observation("again"), reward=0.5)
+
+    def close(self) -> None:
+        pass
+
+
+class Numbered:
+    """Completions of given lengths, episode by episode; stops at a prompt's own limit if `obeys`."""
+
+    def __init__(self, lengths: list[list[int]], *, obeys: bool) -> None:
+        self._lengths, self._obeys, self._asked, self.limits = lengths, obeys, [0] * len(lengths), []
+        self._pending: list[tuple[int, list[int]]] = []
+
+    def stream(self):
+        return self
+
+    def add(self, key, prompt):
+        self._pending.append((key, prompt))
+
+    def finished(self):
+        done, self._pending = [self._completion(*pending) for pending in self._pending], []
+        return done
+
+    def __len__(self):
+        return len(self._pending)
+
+    def _completion(self, key, prompt):
+        length = self._lengths[key][self._asked[key]]
+        self._asked[key] += 1
+        self.limits.append(getattr(prompt, "max_new_tokens", None))
+        most = min(length, self.limits[-1]) if self._obeys and self.limits[-1] else length
+        ids = list(range(10, 10 + most))
+        return key, Completion(ids, [-float(i) for i in ids], truncated=most < length)
+
+
+@given(
+    lengths=st.lists(st.lists(st.integers(1, 9), min_size=4, max_size=4), min_size=2, max_size=2),
+    budget=st.integers(1, 40),
+    obeys=st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_an_episode_writes_no_more_than_its_budget_and_ends_when_it_is_used_up(tokenizer, lengths, budget, obeys):
+    generator = Numbered(lengths, obeys=obeys)
+    task = Task("t", Forever, unfinished_reward=-1.0)
+    group = play(tokenizer, task, engine=generator, max_turns=4, max_response_tokens=budget)
+    for wanted, played in zip(lengths, group.trajectories, strict=True):
+        left, expected = budget, []
+        for length in wanted:
+            if left:
+                expected.append((min(length, left), length > left))
+                left -= expected[-1][0]
+        assert [(len(t.completion.token_ids), t.completion.truncated) for t in played.turns] == expected
+        assert all(len(t.completion.logprobs) == len(t.completion.token_ids) for t in played.turns)
+        is_cut_off = len(expected) < 4 or expected[-1][1]
+        assert played.stop is (Stop.OVERLONG if is_cut_off else Stop.MAX_TURNS)
+        assert played.reward == 0.5 * len(expected) - 1.0
+    assert generator.limits[:2] == [budget, budget]
+    assert all(limit >= 1 for limit in generator.limits)
+
+
+def test_without_a_budget_prompts_have_no_limit_of_their_own(tokenizer):
+    generator = Numbered([[5] * 4] * 2, obeys=True)
+    group = play(tokenizer, Task("t", Forever), engine=generator, max_turns=4)
+    assert [t.num_tokens for t in group.trajectories] == [20, 20]
+    assert set(generator.limits) == {None}
+
+
+def test_an_answer_that_ends_the_episode_with_its_last_token_counts(tokenizer):
+    group = play(tokenizer, Task("t", Counting), engine=Numbered([[4, 4, 4]] * 2, obeys=True), max_response_tokens=12)
+    assert [(t.stop, t.success, t.num_tokens) for t in group.trajectories] == [(Stop.DONE, True, 12)] * 2
 
 
 def test_a_run_whose_every_first_prompt_is_too_long_names_the_setting(tokenizer):

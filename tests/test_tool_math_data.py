@@ -17,7 +17,7 @@ from spear_rl.envs.tool_math import manifest
 from spear_rl.envs.tool_math.generated import EASY, LEVELS
 from spear_rl.envs.tool_math.panel import BENCHMARKS, FOLDER, KNOWN, SPLITS, Source, entries
 from spear_rl.envs.tool_math.problems import Problem, distinct, problems_in
-from spear_rl.errors import MissingExtraError
+from spear_rl.errors import MissingExtraError, OptionError
 
 RECORDED = {
     "tiny": {"train": "6144d02c8fe12c5c", "validation": "5211a25872d36b5a", "test": "9ed087ea76b789eb"},
@@ -44,6 +44,37 @@ def asked(split: str, **options) -> dict[str, str]:
 def one(row: dict, **columns: str) -> Problem:
     [found], _ = problems_in([row], place="here", **columns)
     return found
+
+
+# Several test sets
+
+
+def test_a_test_panel_of_two_sets_has_the_set_as_the_family_and_neither_is_trained_on(tmp_path):
+    shared = rows_of(1, first=7)
+    write(tmp_path / "aime24.jsonl", rows_of(3, first=1000))
+    write(tmp_path / "aime25.jsonl", rows_of(2, first=2000) + shared)
+    data = write(tmp_path / "mine.jsonl", rows_of(60))
+    options = {"data": data, "test_data": "aime24, aime25", "data_folder": str(tmp_path)}
+    panel = tool_math.tasks("test", **options)
+    assert [(task.family, task.id.split("/")[1]) for task in panel] == [("aime24",) * 2] * 3 + [("aime25",) * 2] * 3
+    assert len({task.id for task in panel}) == 6
+    assert [task.family for task in tool_math.tasks("test", **options, families=["aime25"])] == ["aime25"] * 3
+    seen = asked("train", **options) | asked("validation", **options)
+    assert len(seen) == 59
+    assert shared[0]["problem"] not in seen
+    [own] = {task.family for task in tool_math.tasks("test", **options | {"test_data": "aime24"})}
+    assert own == ""
+
+
+def test_a_test_file_with_a_comma_in_its_name_is_one_file_and_two_of_one_name_are_refused(tmp_path):
+    odd = write(tmp_path / "a,b.jsonl", rows_of(2))
+    assert len(asked("test", test_data=odd)) == 2
+    (tmp_path / "x").mkdir()
+    twins = [write(tmp_path / "same.jsonl", rows_of(2)), write(tmp_path / "x" / "same.jsonl", rows_of(2, first=5))]
+    with pytest.raises(OptionError, match="two of its sets have the same name"):
+        asked("test", test_data=",".join(twins))
+    with pytest.raises(OptionError, match=r"test_data: there is no file .*nowhere\.jsonl"):
+        asked("test", test_data=f"{twins[0]},{tmp_path}/nowhere.jsonl")
 
 
 # Generated problems

@@ -38,13 +38,23 @@ def test_mini_batches_are_the_same_share_of_the_tasks_in_every_layout(layout):
     assert keys["data.train_batch_size"] // keys[f"{ACTOR}.ppo_mini_batch_size"] == 3
 
 
-def test_the_loss_of_dr_bot_is_reduced_by_a_constant_length_and_grpos_by_tokens():
+def test_each_reduction_has_its_name_in_verl():
     dr_bot = launch.verl_settings(
         load(None, ["engine.model=a/b", "rollout.layout=turns", "rollout.max_new_tokens=33"]), Path("runs"), {}
     )
     assert (dr_bot[f"{ACTOR}.loss_agg_mode"], dr_bot[f"{ACTOR}.loss_scale_factor"]) == ("seq-mean-token-sum-norm", 33)
     grpo = launch.verl_settings(load(None, ["engine.model=a/b", "algorithm.name=grpo"]), Path("runs"), {})
-    assert (grpo[f"{ACTOR}.loss_agg_mode"], grpo[f"{ACTOR}.loss_scale_factor"]) == ("token-mean", None)
+    assert (grpo[f"{ACTOR}.loss_agg_mode"], grpo[f"{ACTOR}.loss_scale_factor"]) == ("seq-mean-token-mean", None)
+    by_tokens = ["engine.model=a/b", "algorithm.name=grpo", "algorithm.reduction=token_mean"]
+    assert launch.verl_settings(load(None, by_tokens), Path("runs"), {})[f"{ACTOR}.loss_agg_mode"] == "token-mean"
+
+
+def test_verl_validates_with_the_samples_and_the_top_p_of_an_evaluation():
+    where = "actor_rollout_ref.rollout.val_kwargs"
+    given = ["engine.model=a/b", "rollout.top_p=0.9", "eval.samples=4"]
+    own = launch.verl_settings(load(None, [*given, "eval.top_p=0.6"]), Path("runs"), {})
+    assert (own[f"{where}.n"], own[f"{where}.top_p"]) == (4, 0.6)
+    assert launch.verl_settings(load(None, given), Path("runs"), {})[f"{where}.top_p"] == 0.9
 
 
 def test_files_and_checkpoints_go_into_the_runs_folder():

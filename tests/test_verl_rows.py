@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import pad_sequence
 
-from spear_rl.algorithms import CovarianceClip, dr_bot, grpo, spear
+from spear_rl.algorithms import CovarianceClip, TokenMean, dr_bot, grpo, spear
 from spear_rl.engines.base import Term
 from spear_rl.functional import LossInputs
 from spear_rl.integrations.verl import rows
@@ -110,29 +110,31 @@ class Metric:
         return self._value
 
 
-def written_out_loss(model_output, data, dp_group, *, low, high, dual, length=None, entropy=0.0):
+def written_out_loss(model_output, data, dp_group, *, low, high, dual, length=None, by_row=False):
     """PPO's clipped loss as in its paper, with a dual clip, reduced by the counts a mini-batch has in all."""
     ratio = (model_output["log_probs"] - data["old_log_probs"]).exp()
     advantages, mask = data["advantages"], data["response_mask"].double()
     worst = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - low, 1 + high))
     worst = torch.where(advantages < 0, torch.minimum(worst, -advantages * dual), worst)
-    total = (data["global_batch_size"] * length) if length else data["batch_num_tokens"]
+    total = data["global_batch_size"] * (length or 1) if length or by_row else data["batch_num_tokens"]
+    weights = mask / mask.sum(1, keepdim=True).clamp(min=1) if by_row else mask
     clipped = ((ratio - 1).abs() > 0.2).double()
     mean = (clipped * mask).sum() / mask.sum() if mask.any() else torch.zeros(())
-    return (worst * mask).sum() / total, {
+    return (worst * weights).sum() / total, {
         "actor/tokens": Metric("sum", mask.sum()),
         "actor/clipped": Metric("mean", mean),
         "kl_coef": 0.1,  # as verl has it: a number
     }
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_bot"])
+@pytest.mark.parametrize("name", ["grpo", "token mean", "dr_bot"])
 @given(seed=st.integers(0, 10**6), cuts=st.lists(st.integers(1, 9), max_size=3))
 @settings(max_examples=20, deadline=None)
 def test_the_joint_loss_is_the_cores_however_a_mini_batch_is_cut(name, seed, cuts):
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    base = grpo() if name == "grpo" else dr_bot(grpo(), max_length=LENGTH)
+    base = dr_bot(grpo(), max_length=LENGTH) if name == "dr_bot" else grpo()
+    base = grpo(reduction=TokenMean()) if name == "token mean" else base
     policy = term(rng, "policy", base.loss)
     replay = term(rng, "replay", base.loss, count=2, weight=WEIGHT)
     laid = rows.rows_of([policy, replay], size=len(policy.batch) + len(replay.batch) + 2)
@@ -143,6 +145,7 @@ def test_the_joint_loss_is_the_cores_however_a_mini_batch_is_cut(name, seed, cut
         high=base.loss.clip_high,
         dual=base.loss.dual_clip or 1e9,
         length=LENGTH if name == "dr_bot" else None,
+        by_row=name == "grpo",
     )
     pad = partial(pad_sequence, batch_first=True)
     summed: dict[str, float] = defaultdict(float)

@@ -115,8 +115,9 @@ def evaluate(
     split: Annotated[str, Option(help="Panel: train, validation, test, or another of the environment.")] = "validation",
     tasks: Annotated[int, Option(help="Tasks of the panel to play; 0 is all.")] = 0,
     episodes: Annotated[int, Option(help="Episodes per task.")] = 1,
-    samples: Annotated[int, Option(help="k of mean@k and pass@k; plays at least k episodes per task.")] = 0,
+    samples: Annotated[int, Option(help="k of mean@k and pass@k; eval.samples if neither is given.")] = 0,
     temperature: Annotated[float | None, Option(help="Of sampling; eval.temperature if left out.")] = None,
+    top_p: Annotated[float | None, Option(help="Of sampling; eval.top_p if left out.")] = None,
     seed: Annotated[int | None, Option(help="Of sampling, dice and demonstrations.")] = None,
     model: Annotated[str, Option(help="Endpoint: the model's name there; not needed if it has only one.")] = "",
     api_key_env: Annotated[str, Option(help="Endpoint: variable with the key; OPENAI_API_KEY if left out.")] = "",
@@ -134,7 +135,7 @@ def evaluate(
     from spear_rl.app.evaluate import EvalOptions, episodes_beside, evaluate_from
 
     options = EvalOptions(split, tasks, episodes, samples, model, api_key_env, parallel, timeout)
-    given = {"task.env": env or None, "eval.temperature": temperature, "run.seed": seed}
+    given = {"task.env": env or None, "eval.temperature": temperature, "eval.top_p": top_p, "run.seed": seed}
     overrides = [*(set_ or []), *(f"{key}={value}" for key, value in given.items() if value is not None)]
     if out:
         check_writable(out, "--out")

@@ -25,7 +25,7 @@ class Stop(StrEnum):
     MAX_TURNS = "max_turns"
     """The turn limit cut it off."""
     OVERLONG = "overlong"
-    """The context hit its token limit, or the turn limit came right after a completion that hit its own."""
+    """The context or the episode hit its token limit, or the turn limit came right after a truncated completion."""
     FAILED = "failed"
     """Infrastructure failed (an environment raised, a worker died). Never trains, never counts as a zero reward."""
 
@@ -36,6 +36,22 @@ class ImagePrompt(list[int]):
     def __init__(self, token_ids: Iterable[int], images: tuple[bytes, ...]) -> None:
         super().__init__(token_ids)
         self.images = images
+
+
+class ShortPrompt(ImagePrompt):
+    """A prompt, with images or without, whose completion has at most `max_new_tokens` tokens: all its episode has left.
+
+    A generator that stops there saves time; one that ignores it has its completion cut.
+    """
+
+    def __init__(self, token_ids: Iterable[int], images: tuple[bytes, ...], max_new_tokens: int) -> None:
+        super().__init__(token_ids, images)
+        self.max_new_tokens = max_new_tokens
+
+
+def limit_of(prompt: list[int], most: int) -> int:
+    """The most tokens of a prompt's completion: `most`, or the prompt's own limit if that is lower."""
+    return min(most, getattr(prompt, "max_new_tokens", most))
 
 
 @dataclass(frozen=True, slots=True)

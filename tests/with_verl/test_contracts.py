@@ -18,7 +18,8 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.config import ActorConfig
 from verl.workers.utils.losses import ppo_loss
 
-from spear_rl.algorithms import CovarianceClip, dr_bot, gigpo, grpo, spear
+from spear_rl.algorithms import CovarianceClip, TokenMean, dr_bot, gigpo, grpo, spear
+from spear_rl.app.config import Optim
 from spear_rl.engines.base import Term
 from spear_rl.functional import LossInputs
 from spear_rl.integrations.shared.episodes import Row, from_json, groups_of
@@ -64,12 +65,13 @@ def micro_batch(part: list[dict], now: list[torch.Tensor]) -> tuple[dict, Tensor
     return {"log_probs": nested(whole)}, data
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_bot"])
+@pytest.mark.parametrize("name", ["seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm"])
 @pytest.mark.parametrize("cuts", [[], [4], [1, 2, 7]])
 def test_verls_loss_is_the_cores_on_the_same_rows_however_they_are_cut(name, cuts):
     rng = random.Random(2)
     torch.manual_seed(0)
-    base = grpo() if name == "grpo" else dr_bot(grpo(), max_length=LENGTH)
+    bases = {"seq-mean-token-mean": grpo(), "token-mean": grpo(reduction=TokenMean())}
+    base = bases.get(name) or dr_bot(grpo(), max_length=LENGTH)
     policy, replay = term(rng, "policy", 6, base.loss), term(rng, "replay", 3, base.loss, WEIGHT)
     laid = rows.rows_of([policy, replay], size=10)
     now = [row["old_log_probs"] + 0.3 * torch.randn(len(row["old_log_probs"])) for row in laid]
@@ -80,8 +82,8 @@ def test_verls_loss_is_the_cores_on_the_same_rows_however_they_are_cut(name, cut
         "clip_ratio_low": base.loss.clip_low,
         "clip_ratio_high": base.loss.clip_high,
         "clip_ratio_c": base.loss.dual_clip or 1e9,
-        "loss_agg_mode": "token-mean" if name == "grpo" else "seq-mean-token-sum-norm",
-        "loss_scale_factor": None if name == "grpo" else LENGTH,
+        "loss_agg_mode": name,
+        "loss_scale_factor": LENGTH if name == "seq-mean-token-sum-norm" else None,
     }
     losses = [partial(ppo_loss, config=ActorConfig(**config)) for _ in range(2)]
     total = 0.0
@@ -187,6 +189,7 @@ class Recorder:
 def a_trainer(algorithm, queue: Queue, *, num_minibatches: int):
     made = object.__new__(trainer.SpearTrainer)
     made._algorithm, made._rng, made._is_plain, made.global_steps = algorithm, random.Random(0), False, 1
+    made._optim = Optim()
     made.tokenizer, made.actor_rollout_wg = SimpleNamespace(decode=lambda *_, **__: ""), Workers(queue)
     actor = {"use_dynamic_bsz": True, "ppo_mini_batch_size": 6 // num_minibatches, "ppo_micro_batch_size_per_gpu": None}
     rollout = {"n": 4, "temperature": 1.0, "log_prob_micro_batch_size_per_gpu": None}

@@ -5,9 +5,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Self, get_type_hints
 
-from spear_rl.app.build.rollout import Player, sampling_of, tasks_of
+from spear_rl.app.build.rollout import Player, eval_sampling_of, tasks_of
 from spear_rl.app.config import Config, check, load
 from spear_rl.app.resume import is_run, stored_with
 from spear_rl.errors import CheckpointError, ConfigError, DiskError
@@ -36,7 +36,7 @@ class EvalOptions:
     episodes: Annotated[int, Range(1, 10_000)] = 1
     """Per task."""
     samples: Annotated[int, Range(1, 10_000, zero="none")] = 0
-    """k of mean@k and pass@k, for which at least k episodes per task are played."""
+    """k of mean@k and pass@k, for which at least k episodes per task are played; 0 is eval.samples if above 1."""
     model: str = ""
     api_key_env: str = ""
     parallel: Annotated[int, Range(1, 1024)] = 16
@@ -50,6 +50,11 @@ class EvalOptions:
     def num_played(self) -> int:
         """Episodes per task."""
         return max(self.episodes, self.samples)
+
+    def under(self, config: Config) -> Self:
+        """These options, with eval.samples where they say nothing of episodes."""
+        says_nothing = self.episodes == 1 and not self.samples and config.eval.samples > 1
+        return replace(self, samples=config.eval.samples) if says_nothing else self
 
     @property
     def is_for_endpoint(self) -> bool:
@@ -92,12 +97,8 @@ def evaluate_from(
     if "://" not in policy and options.is_for_endpoint:
         raise ConfigError("--model, --api-key-env, --parallel and --timeout are for an endpoint: http://host:port/v1")
     if policy in REFERENCES or "://" in policy:
-        report = _with_messages(policy, load(source or None, overrides), options, notice, episodes)
-    else:
-        report = _with_model(policy, overrides, options, source, notice, episodes)
-    if not options.samples:
-        return report
-    return replace(report, samples=sampled(report.evaluation.counts.values(), options.samples))
+        return _with_messages(policy, load(source or None, overrides), options, notice, episodes)
+    return _with_model(policy, overrides, options, source, notice, episodes)
 
 
 def episodes_beside(out: Path) -> Path:
@@ -121,7 +122,7 @@ def _with_messages(
     policy: str, config: Config, options: EvalOptions, notice: Notice | None, episodes: Path | None
 ) -> Report:
     """A policy that reads messages instead of tokens: the expert, the random one, or an endpoint's model."""
-    server = None
+    options, server = options.under(config), None
     if "://" in policy:
         server = ChatServer(policy, api_key=_api_key(options.api_key_env), timeout=options.timeout)
     tasks, renderer = tasks_of(config, options.split, count=options.tasks or None), MessageRenderer()
@@ -137,7 +138,7 @@ def _with_messages(
                 server,
                 model=about["model"],
                 renderer=renderer,
-                sampling=sampling_of(config, temperature=config.eval.temperature),
+                sampling=eval_sampling_of(config),
                 seed=config.run.seed,
                 num_parallel=options.parallel,
                 on_lost=envs.fail,
@@ -146,7 +147,7 @@ def _with_messages(
         groups = player.groups(tasks, generator, group_size=options.num_played, step=0, max_turns=max_turns)
     settings = _about(config, options, tasks, is_sampled=server is not None)
     notes = _kept(groups, [episodes] if episodes else [], step=0, split=options.split)
-    return Report(evaluation(groups), about | settings | {"versions": versions()}, notes=notes)
+    return _report(groups, options, about | settings | {"versions": versions()}, notes)
 
 
 def _with_model(
@@ -158,9 +159,10 @@ def _with_model(
     homes = [place, place.parent, place.parent.parent] if os.path.isdir(place) else []
     home = next((folder for folder in homes if is_run(folder)), None)
     config = stored_with(home, overrides, folder=place) if home and not source else load(source or None, overrides)
+    options = options.under(config)
     tasks = tasks_of(config, options.split, count=options.tasks or None)
     from spear_rl.app.build.training import engine_of
-    from spear_rl.app.train import evaluated
+    from spear_rl.app.train import played
     from spear_rl.train.checkpoint import MANIFEST, checked_step, checkpoints
 
     folder = place if os.path.isdir(place) else None
@@ -176,18 +178,21 @@ def _with_model(
     engine = engine_of(config, folder=folder)
     with Player(config, engine.tokenizer, processor=engine.processor) as player:
         player.watched(len(tasks) * options.num_played, notice)
-        played: list[Group] = []
-        result = evaluated(
-            config, engine, player, tasks, step=0, num_episodes=options.num_played, on_played=played.extend
-        )
+        groups = played(config, engine, player, tasks, step=0, num_episodes=options.num_played)
     places = [episodes] if episodes else []
     if home is not None and folder is not None and config.run.trajectories_every:
         name = re.sub(r"[^\w.-]", "_", f"eval_{options.split[:100]}_{folder.name}", flags=re.ASCII)
         places.append(home / EVALUATIONS / f"{name}.jsonl")
-    notes = _kept(played, places, step=step, split=options.split)
+    notes = _kept(groups, places, step=step, split=options.split)
     about = {"policy": "model", "model": model, "folder": str(folder) if folder else None}
     about |= _about(config, options, tasks, is_sampled=True)
-    return Report(result, about | {"versions": versions(*PACKAGES)}, notes=notes)
+    return _report(groups, options, about | {"versions": versions(*PACKAGES)}, notes)
+
+
+def _report(groups: Sequence[Group], options: EvalOptions, about: dict[str, Any], notes: tuple[str, ...]) -> Report:
+    result = evaluation(groups, k=options.samples)
+    samples = sampled(result.counts.values(), options.samples) if options.samples else None
+    return Report(result, about, samples, notes=notes)
 
 
 def _about(config: Config, options: EvalOptions, tasks: Sequence[Task], *, is_sampled: bool) -> dict[str, Any]:
@@ -201,8 +206,12 @@ def _about(config: Config, options: EvalOptions, tasks: Sequence[Task], *, is_sa
         "seed": config.run.seed,
     }
     if is_sampled:
-        names = ("top_p", "max_new_tokens", "stop", "layout", "detail")
-        about |= {"temperature": config.eval.temperature} | {name: getattr(config.rollout, name) for name in names}
+        sampling, names = (
+            eval_sampling_of(config),
+            ("max_new_tokens", "max_response_tokens", "stop", "layout", "detail"),
+        )
+        about |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
+        about |= {name: getattr(config.rollout, name) for name in names}
     return about
 
 

@@ -40,6 +40,10 @@ _ONLY_FOR = {
 """Prefix of a setting -> the wrapper it belongs to. Settings of a base are checked when the algorithm is built."""
 
 
+_TOKEN_MEANS = [([], "grpo"), (["spear"], "grpo")]
+"""Algorithms of runs begun before there was algorithm.reduction, whose loss was a token mean: it stays one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Start:
     """Where a run starts, and notes to print about it."""
@@ -200,7 +204,8 @@ def _check_changes(changed: Sequence[tuple[str, Any, Any]], config: Config, *, h
         if has_begun and key.startswith("sft."):
             raise ConfigError(f"{key}={_shown(new)}: the cold start is over (with {_shown(old)}), so it cannot change")
         wrapper = next((name for prefix, name in _ONLY_FOR.items() if key.startswith(prefix)), None)
-        if wrapper and wrapper not in split_name(config.algorithm.name)[0]:
+        is_used = key == "algorithm.max_length" and config.algorithm.reduction == "fixed_length"
+        if wrapper and not is_used and wrapper not in split_name(config.algorithm.name)[0]:
             raise ConfigError(f"{key}={_shown(new)}: {config.algorithm.name} has no such setting, so leave it out")
         has_reference = os.path.isdir(Path(config.run.dir) / "reference")
         if has_begun and key == "algorithm.kl" and new and not has_reference:
@@ -231,6 +236,8 @@ def _config_of(table: dict[str, Any], place: Path) -> Config:
     config = Config()
     try:
         update(config, table)
+        if "reduction" not in table.get("algorithm", {}) and split_name(config.algorithm.name) in _TOKEN_MEANS:
+            config.algorithm.reduction = "token_mean"
         return resolved(config)
     except ConfigError as error:
         raise CheckpointError(f"the settings of {place} are not those of this version: {error}") from error

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from spear_rl.app.build.rollout import Player, sampling_of, tasks_of
+from spear_rl.app.build.rollout import Player, eval_sampling_of, tasks_of
 from spear_rl.app.build.training import algorithm_of, engine_of, policy_in_folder
 from spear_rl.app.config import Config, resolved
 from spear_rl.app.resume import CONFIG, Start, settings_text, start_of
@@ -37,22 +37,28 @@ from spear_rl.types import Group, Metrics
 
 
 def evaluated(
-    config: Config, engine: TrainableEngine, player: Player, tasks: Sequence[Task], *, step: int, num_episodes: int = 1,
+    config: Config, engine: TrainableEngine, player: Player, tasks: Sequence[Task], *, step: int,
     on_played: Callable[[list[Group]], object] | None = None,
 ) -> Evaluation:  # fmt: skip
-    """Play `num_episodes` per task, with a random stream of its own; `on_played` is called with the episodes."""
-    sampling = sampling_of(config, temperature=config.eval.temperature)
-    generator = engine.evaluation_generator(sampling, seed=config.run.seed + 7919)
+    """Success on `tasks`, of eval.samples episodes each; `on_played` is called with the episodes."""
+    groups = played(config, engine, player, tasks, step=step, num_episodes=config.eval.samples)
+    if on_played:
+        on_played(groups)
+    return evaluation(groups, k=config.eval.samples)
+
+
+def played(
+    config: Config, engine: TrainableEngine, player: Player, tasks: Sequence[Task], *, step: int, num_episodes: int
+) -> list[Group]:
+    """`num_episodes` per task, sampled as evaluations are, with a random stream of its own."""
+    generator = engine.evaluation_generator(eval_sampling_of(config), seed=config.run.seed + 7919)
     # One episode per task at a time bounds the memory.
     rounds = [
         player.groups(tasks, generator, group_size=1, step=step, max_turns=config.eval.max_turns)
         for _ in range(num_episodes)
     ]
     engine.sync()
-    groups = merged(rounds)
-    if on_played:
-        on_played(groups)
-    return evaluation(groups)
+    return merged(rounds)
 
 
 def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
@@ -82,6 +88,8 @@ def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, 
                 learning_rate=_learning_rate(config),
                 rng=random.Random(f"replay/{config.run.seed}"),
                 num_minibatches=config.optim.num_minibatches,
+                minibatch_rows=config.optim.minibatch_rows,
+                epochs=config.optim.epochs,
                 checkpoint_every=config.run.checkpoint_every,
                 trajectories_every=config.run.trajectories_every,
                 eval_every=config.eval.every,

@@ -27,7 +27,7 @@ from torch import Tensor
 from spear_rl.engines.models.lora import merged_weights
 from spear_rl.errors import ConfigError, MissingExtraError
 from spear_rl.rollout.generator import Sampling
-from spear_rl.types import Completion
+from spear_rl.types import Completion, limit_of
 
 NamedWeights = Iterable[tuple[str, Tensor]]
 """Under the names of the transformers model."""
@@ -114,7 +114,10 @@ class VLLMGenerator:
             )
         seed = self._seed * 1_000_003 + self._num_calls
         inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        params = [self._params(seed * 65_537 + number) for number in range(len(prompts))]
+        params = [
+            self._params(seed * 65_537 + n, limit_of(prompt, self.sampling.max_new_tokens))
+            for n, prompt in enumerate(prompts)
+        ]
         with _random_state_kept():
             outputs = self._llm.generate(inputs, params, use_tqdm=False)
         return [_completion(output.outputs[0]) for output in outputs]
@@ -152,12 +155,12 @@ class VLLMGenerator:
         if self._folder is not None:
             self._folder.cleanup()
 
-    def _params(self, seed: int) -> Any:
+    def _params(self, seed: int, max_tokens: int) -> Any:
         sampling = self.sampling
         return self._vllm.SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
-            max_tokens=sampling.max_new_tokens,
+            max_tokens=max_tokens,
             stop=list(sampling.stop),
             stop_token_ids=list(self._end_ids or ()),
             ignore_eos=self._end_ids is not None and not self._end_ids,

@@ -17,7 +17,7 @@ from spear_rl.rollout.env import Observation, StepResult, Task
 from spear_rl.rollout.generator import Generator, Stream, Streaming
 from spear_rl.rollout.rendering.renderer import Layout, Renderer, growing_chat
 from spear_rl.rollout.workers.runner import Answer, EnvRunner, Failure, InProcess, expert_actions
-from spear_rl.types import Completion, Group, Metrics, Stop, Trajectory, Turn
+from spear_rl.types import Completion, Group, Metrics, ShortPrompt, Stop, Trajectory, Turn
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +63,8 @@ class _Episode:
     observations: list[Observation] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     prompt_ids: list[int] = field(default_factory=list)
+    tokens_left: int | None = None
+    """What the policy may still write in this episode; None is any number."""
     completion: Completion = field(default_factory=lambda: Completion([], []))
     text: str = ""
     """The last completion, parsed."""
@@ -115,9 +117,27 @@ class _Episode:
         if result.done:
             self.stop = Stop.DONE
 
+    @property
+    def request(self) -> list[int]:
+        """The prompt as the generator gets it: with the episode's limit, where it has one."""
+        if self.tokens_left is None:
+            return self.prompt_ids
+        return ShortPrompt(self.prompt_ids, getattr(self.prompt_ids, "images", ()), self.tokens_left)
+
+    def add_completion(self, completion: Completion, renderer: Renderer) -> str:
+        """Record the completion, cut to what the episode has left; its text."""
+        if self.tokens_left is not None:
+            completion = _cut(completion, self.tokens_left)
+            self.tokens_left -= len(completion.token_ids)
+        self.completion, self.text = completion, renderer.parse(completion.token_ids)
+        return self.text
+
     def goes_on(self, renderer: Renderer, layout: Layout, *, max_turns: int, max_context: int | None) -> bool:
         """Whether there is another turn; if so, `prompt_ids` is its prompt."""
         if self.stop is not None or len(self.turns) >= max_turns:
+            return False
+        if self.tokens_left == 0:
+            self.stop = Stop.OVERLONG
             return False
         self.prompt_ids = layout(renderer, self.task, self.observations, self.turns)
         if max_context is not None and len(self.prompt_ids) > max_context:
@@ -127,7 +147,8 @@ class _Episode:
 
 def collect_groups(
     tasks: Sequence[Task], *, group_size: int, generator: Generator, renderer: Renderer, max_turns: int, step: int,
-    layout: Layout = growing_chat, max_context: int | None = None, envs: EnvRunner | None = None,
+    layout: Layout = growing_chat, max_context: int | None = None, max_response_tokens: int | None = None,
+    envs: EnvRunner | None = None,
 ) -> list[Group]:  # fmt: skip
     """Play `group_size` episodes of every task.
 
@@ -135,8 +156,10 @@ def collect_groups(
     out of its group and counted there; EpisodesFailedError if none is left. ContractError, which is never retried, if
     an environment returns what its protocol does not allow.
 
-    `max_context` ends an episode whose next prompt would be longer. A completion that reaches its token limit does not
-    end its episode: otherwise a policy could escape later penalties by long answers.
+    `max_context` ends an episode whose next prompt would be longer. `max_response_tokens` is what the policy may write
+    in an episode, over all turns: a turn may take what is left of it, and the episode ends when nothing is. A
+    completion that reaches its own token limit does not end its episode: otherwise a policy could escape later
+    penalties by long answers.
 
     With continuous batching the generator goes on while environments answer. Without it, all running episodes form one
     batch, in their order, once every environment has answered.
@@ -144,7 +167,7 @@ def collect_groups(
     Args:
         envs: the runner: in-process (the default) or a pool of workers.
     """
-    groups = [[_Episode(task) for _ in range(group_size)] for task in tasks]
+    groups = [[_Episode(task, tokens_left=max_response_tokens) for _ in range(group_size)] for task in tasks]
     episodes = [episode for group in groups for episode in group]
     stream: Stream = generator.stream() if isinstance(generator, Streaming) else Lockstep(generator)
     runner = InProcess() if envs is None else envs
@@ -160,13 +183,11 @@ def collect_groups(
                 episode = episodes[key]
                 episode.add_answer(answer)
                 if episode.goes_on(renderer, layout, max_turns=max_turns, max_context=max_context):
-                    stream.add(key, episode.prompt_ids)
+                    stream.add(key, episode.request)
                 else:
                     runner.close(key)
             for key, completion in stream.finished():
-                episode = episodes[key]
-                episode.completion, episode.text = completion, renderer.parse(completion.token_ids)
-                runner.step(key, episode.text)
+                runner.step(key, episodes[key].add_completion(completion, renderer))
     finally:
         try:
             for key in range(len(episodes)):
@@ -186,6 +207,14 @@ def collect_groups(
         )
         for task, group in zip(tasks, groups, strict=True)
     ]
+
+
+def _cut(completion: Completion, most: int) -> Completion:
+    """The first `most` tokens of a completion, truncated if it has more."""
+    if len(completion.token_ids) <= most:
+        return completion
+    weights = completion.weights and completion.weights[:most]
+    return Completion(completion.token_ids[:most], completion.logprobs[:most], truncated=True, weights=weights)
 
 
 class Lockstep:

@@ -25,7 +25,7 @@ MAX_TEXT = 10_000_000
 """Characters of an observation's text, and of all its choices together; bytes of all its images."""
 RESERVED = frozenset(
     {"success", "low", "high", "reward", "turns", "invalid_turns", "episodes", "failed_episodes", "tokens", "bonus"}
-    | {"sampler_gap", "by_family", "solved", "stops", "metrics", "counts"}
+    | {"sampler_gap", "by_family", "solved", "stops", "metrics", "counts", "samples"}
 )
 """Names of the trainer's own metrics, which an environment must not use; nor any that starts with `stop_`."""
 

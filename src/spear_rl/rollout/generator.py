@@ -20,7 +20,7 @@ class Sampling:
 
 
 class Generator(Protocol):
-    """Completes a batch of prompts."""
+    """Completes a batch of prompts; one of them may have a lower limit than others (`types.ShortPrompt`)."""
 
     def generate(self, prompts: Sequence[list[int]]) -> list[Completion]: ...
 

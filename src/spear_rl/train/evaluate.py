@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
-from spear_rl.types import Group, Metrics, Trajectory, mean_measures
+from spear_rl.types import Group, Metrics, mean_measures
 
 METRICS = {
     "eval/success": "Share of held-out episodes that solved their task, at eval.temperature.",
@@ -32,7 +32,7 @@ class Evaluation:
 
     success: float
     low: float
-    """Lower end of the 95 % Wilson interval of `success`."""
+    """Lower end of the 95 % Wilson interval of `success`; with several episodes per task, of independent tasks."""
     high: float
     reward: float
     turns: float
@@ -48,6 +48,8 @@ class Evaluation:
     """Reason why episodes ended -> how many."""
     metrics: Metrics = field(default_factory=dict)
     """Means of the task's other measures."""
+    samples: dict[str, dict[str, float]] = field(default_factory=dict)
+    """mean@k and pass@k with their intervals, where k > 1 episodes per task were asked for."""
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Task id -> (episodes that succeeded, episodes played); not written to files."""
 
@@ -57,17 +59,22 @@ class Evaluation:
         return {"success": self.success, "low": self.low, "high": self.high, "episodes": self.episodes}
 
     def as_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "counts"}
+        left_out = {"counts"} if self.samples else {"counts", "samples"}
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
-def evaluation(groups: Sequence[Group]) -> Evaluation:
-    """Summary of played groups."""
+def evaluation(groups: Sequence[Group], *, k: int = 1) -> Evaluation:
+    """Summary of played groups.
+
+    Args:
+        k: if above 1, also mean@k and pass@k, in all and of every family.
+    """
     played = [t for group in groups for t in group.trajectories]
     turns = [turn for t in played for turn in t.turns]
-    families: dict[str, list[Trajectory]] = {}
+    families: dict[str, list[tuple[int, int]]] = {}
     for group in groups:
-        families.setdefault(group.info.get("family", ""), []).extend(group.trajectories)
-    rate = _rate(played)
+        families.setdefault(group.info.get("family", ""), []).append(_count(group))
+    rate = _rate([_count(group) for group in groups])
     return Evaluation(
         success=rate["success"],
         low=rate["low"],
@@ -77,12 +84,22 @@ def evaluation(groups: Sequence[Group]) -> Evaluation:
         invalid_turns=fmean(bool(turn.invalid) for turn in turns) if turns else 0.0,
         episodes=len(played),
         failed_episodes=sum(group.num_failed for group in groups),
-        by_family={name: _rate(members) for name, members in sorted(families.items()) if members},
+        by_family={
+            name: _rate(counts) | _pass_rate(counts, k)
+            for name, counts in sorted(families.items())
+            if any(played for _, played in counts)
+        },
         solved={g.task_id: fmean(t.success for t in g.trajectories) for g in groups if g.trajectories},
         stops={str(reason): count for reason, count in sorted(Counter(t.stop for t in played).items())},
         metrics=mean_measures(played),
-        counts={g.task_id: (sum(t.success for t in g.trajectories), len(g.trajectories)) for g in groups},
+        samples=sampled(map(_count, groups), k).rates if k > 1 else {},
+        counts={group.task_id: _count(group) for group in groups},
     )
+
+
+def _count(group: Group) -> tuple[int, int]:
+    """(episodes that succeeded, episodes played)."""
+    return sum(t.success for t in group.trajectories), len(group.trajectories)
 
 
 def merged(rounds: Sequence[Sequence[Group]]) -> list[Group]:
@@ -107,10 +124,19 @@ def wilson_interval(successes: float, trials: float, *, z: float = 1.95996398454
     return max(center - half, 0.0), min(center + half, 1.0)
 
 
-def _rate(played: Sequence[Trajectory]) -> dict[str, float]:
-    successes = sum(t.success for t in played)
-    low, high = wilson_interval(successes, len(played))
-    return {"success": successes / len(played), "low": low, "high": high, "episodes": len(played)}
+def _rate(counts: Sequence[tuple[int, int]]) -> dict[str, float]:
+    """Success over all episodes of some tasks, with an interval that holds for new tasks."""
+    shares = [solved / played for solved, played in counts if played]
+    num_solved, num_played = (sum(numbers) for numbers in zip(*counts, strict=True))
+    rate = num_solved / num_played
+    # One episode per task: as many trials as tasks. With more, those of one task are not independent.
+    trials = num_played if len(shares) == num_played else _effective_trials(shares, rate, num_played)
+    low, high = wilson_interval(num_solved * trials / num_played, trials)
+    return {"success": rate, "low": low, "high": high, "episodes": num_played}
+
+
+def _pass_rate(counts: Sequence[tuple[int, int]], k: int) -> dict[str, float]:
+    return {f"pass@{k}": sampled(counts, k).rates[f"pass@{k}"]["rate"]} if k > 1 else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,8 @@ class Trainer:
     learning_rate: Callable[[int], float]
     rng: random.Random
     num_minibatches: int = 1
+    minibatch_rows: int = 0
+    epochs: int = 1
     checkpoint_every: int = 10
     trajectories_every: int = 0
     eval_every: int = 0
@@ -120,6 +122,8 @@ class Trainer:
                 engine=self.engine,
                 rng=self.rng,
                 num_minibatches=self.num_minibatches,
+                minibatch_rows=self.minibatch_rows,
+                epochs=self.epochs,
                 on_played=partial(write_trajectories, path) if is_dumped else None,
                 on_drawn=drawn.append,
             )

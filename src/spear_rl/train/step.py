@@ -52,10 +52,18 @@ def train_step(
     engine: Engine,
     rng: random.Random,
     num_minibatches: int = 1,
+    minibatch_rows: int = 0,
+    epochs: int = 1,
     on_played: PlayedFn | None = None,
     on_drawn: Callable[[Replay], object] | None = None,
 ) -> Metrics:
-    """Collect episodes with the current policy, take `num_minibatches` optimizer steps, store the good episodes."""
+    """Collect episodes with the current policy, learn from them and from replayed ones, store the good episodes.
+
+    Args:
+        num_minibatches: optimizer steps per pass over the rows.
+        minibatch_rows: if above 0, as many as keep each at or below this number of on-policy rows instead.
+        epochs: passes over the rows, each divided at random again; log-probabilities of the sampler stay.
+    """
     metrics: Metrics = {}
     with timed("time/rollout", metrics):
         groups = algorithm.shaped(collect(step), step)
@@ -82,11 +90,13 @@ def train_step(
             replay = [Term("replay", batch, imitation.loss, imitation.weight(step), imitation.generator, wanted)]
 
     with timed("time/update", metrics):
-        if imitation and imitation.update == "separate":
-            updates = [*minibatches(policy, num_minibatches, rng), *minibatches(replay, num_minibatches, rng)]
-        else:
-            updates = minibatches([*policy, *replay], num_minibatches, rng)
-        metrics |= mean_metrics([engine.update(terms) for terms in updates])
+        is_separate = imitation is not None and imitation.update == "separate"
+        learned: list[Metrics] = []
+        for terms in [policy, replay] if is_separate else [[*policy, *replay]]:
+            count = -(-len(terms[0].batch) // minibatch_rows) if terms and minibatch_rows else num_minibatches
+            for _ in range(epochs):
+                learned += [engine.update(update) for update in minibatches(terms, count, rng)]
+        metrics |= mean_metrics(learned)
         engine.sync()
 
     if imitation:

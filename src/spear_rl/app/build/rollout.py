@@ -3,6 +3,7 @@
 import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
@@ -142,7 +143,8 @@ class Player:
     Args:
         tokenizer: of a policy that reads tokens.
         processor: of a vision-language policy.
-        renderer: instead, of a policy that does not read tokens; rollout.max_context then has no effect.
+        renderer: instead, of a policy that does not read tokens; rollout.max_context and max_response_tokens then have
+            no effect.
     """
 
     def __init__(
@@ -150,7 +152,10 @@ class Player:
     ) -> None:
         vision = None if processor is None else VisionRenderer(processor)
         self._config, self._renderer = config, renderer or vision or ChatRenderer(tokenizer)
-        self._max_context = config.rollout.max_context if renderer is None else None
+        # Tokens of a policy that does not read them are not known.
+        limits = config.rollout if renderer is None else None
+        self._max_context = limits.max_context if limits else None
+        self._max_response_tokens = limits.max_response_tokens or None if limits else None
         self._runner = runner_of(config)
         self._envs: EnvRunner = self._runner
         self._layout = layout_of(config)
@@ -188,6 +193,7 @@ class Player:
             max_turns=max_turns or self._config.rollout.max_turns,
             layout=self._layout,
             max_context=self._max_context,
+            max_response_tokens=self._max_response_tokens,
             envs=self._envs,
         )
 
@@ -213,12 +219,13 @@ def layout_of(config: Config) -> Layout:
     return partial(LAYOUTS[rollout.layout], detail=rollout.detail, **recent)
 
 
-def sampling_of(config: Config, *, temperature: float | None = None) -> Sampling:
-    """How tokens are sampled: in training, or in an evaluation at its own temperature."""
+def sampling_of(config: Config) -> Sampling:
+    """How tokens are sampled in training."""
     rollout = config.rollout
-    return Sampling(
-        max_new_tokens=rollout.max_new_tokens,
-        temperature=rollout.temperature if temperature is None else temperature,
-        top_p=rollout.top_p,
-        stop=tuple(rollout.stop),
-    )
+    return Sampling(rollout.max_new_tokens, rollout.temperature, rollout.top_p, stop=tuple(rollout.stop))
+
+
+def eval_sampling_of(config: Config) -> Sampling:
+    """How tokens are sampled in an evaluation."""
+    top_p = config.rollout.top_p if config.eval.top_p is None else config.eval.top_p
+    return replace(sampling_of(config), temperature=config.eval.temperature, top_p=top_p)

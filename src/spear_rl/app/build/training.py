@@ -27,7 +27,7 @@ from spear_rl.engines.models.load import (
 from spear_rl.engines.models.lora import adapter_base, adapter_in_folder, is_adapter, with_adapter
 from spear_rl.engines.models.tiny import TINY_SIZES
 from spear_rl.errors import ConfigError, UserError
-from spear_rl.functional.losses import constant, cosine
+from spear_rl.functional.losses import FixedLength, Reduce, SequenceMean, TokenMean, constant, cosine
 from spear_rl.io.escaping import in_words
 from spear_rl.settings.names import loaded
 from spear_rl.train.checkpoint import MANIFEST, checked_manifest
@@ -62,6 +62,8 @@ def algorithm_of(config: Config) -> Algorithm:
         high=covariance.high,
         beta=covariance.beta,
     )
+    if settings.reduction != "own":
+        changed["reduction"] = _reduction(settings)
     if covariance.on_policy != "none":
         changed |= {"covariance": clip, "generator": torch.Generator().manual_seed(config.run.seed)}
     try:
@@ -88,6 +90,11 @@ def algorithm_of(config: Config) -> Algorithm:
         ) from error
     except AlgorithmError as error:
         raise ConfigError(f"algorithm.name={settings.name}: {error}") from error
+
+
+def _reduction(settings: AlgorithmConfig) -> Reduce:
+    known: dict[str, Reduce] = {"sequence_mean": SequenceMean(), "token_mean": TokenMean()}
+    return known.get(settings.reduction) or FixedLength(settings.max_length)
 
 
 def _spear_options(config: Config, clip: CovarianceClip) -> dict[str, Any]:

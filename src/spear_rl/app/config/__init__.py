@@ -62,7 +62,8 @@ def resolved(config: Config) -> Config:
     algorithm.bonus.steps = algorithm.bonus.steps or config.run.steps
     algorithm.imitation.warm_steps = algorithm.imitation.warm_steps or max(config.run.steps // 2, 1)
     turns = rollout.max_turns if rollout.layout == "chat" else 1
-    algorithm.max_length = algorithm.max_length or rollout.max_new_tokens * turns
+    longest = rollout.max_new_tokens * turns
+    algorithm.max_length = algorithm.max_length or min(longest, rollout.max_response_tokens or longest)
     return config
 
 
@@ -80,6 +81,9 @@ def check(config: Config) -> None:
     if every and not evaluation.tasks:
         advice = "set eval.every=0, or eval.tasks above 0"
         raise ConfigError(f"eval.every={every} with eval.tasks=0 evaluates nothing: {advice}")
+    if config.optim.minibatch_rows and config.optim.num_minibatches > 1:
+        both = f"optim.minibatch_rows={config.optim.minibatch_rows} and num_minibatches={config.optim.num_minibatches}"
+        raise ConfigError(f"{both} both say how rows are divided: set optim.num_minibatches=1 or minibatch_rows=0")
     if low >= high:
         rule = "algorithm.covariance.low must be below algorithm.covariance.high"
         raise ConfigError(f"{rule} (they are {low} and {high})")

@@ -140,6 +140,12 @@ class AlgorithmConfig:
     """PPO's upper clip; unset is the algorithm's own."""
     dual_clip: Annotated[float, Range(1, 1_000_000, "(]")] | None = None
     """Bound on the loss of negative advantages; unset is the algorithm's own."""
+    reduction: Literal["own", "sequence_mean", "token_mean", "fixed_length"] = "own"
+    """How the loss of a mini-batch's tokens becomes one number, in the replay term too; a sequence is a row.
+    own: the algorithm's: sequence_mean for grpo, fixed_length for dr-bot-*, token_mean for the others
+    sequence_mean: the mean over rows of each row's token mean (GRPO as published)
+    token_mean: the mean over all tokens (DAPO)
+    fixed_length: the sum over a row's tokens divided by max_length, mean over rows (Dr. GRPO as published)"""
     entropy_bonus: Annotated[float, Weight] = 0.0
     """Weight of the entropy in the on-policy loss."""
     kl: Annotated[float, Weight] = 0.0
@@ -155,7 +161,7 @@ class AlgorithmConfig:
     keep_groups: Annotated[float, Range(0, 1, "(]")] = 0.75
     """Dr.BoT: share of groups, those with the largest spread, that trains."""
     max_length: Annotated[int, Range(0, 2**40, unit="tokens")] = 0
-    """Dr.BoT: the constant in place of a row's length; 0 is the most tokens a row may train."""
+    """Dr.BoT and fixed_length: the constant in place of a row's length; 0 is the most tokens a row may train."""
     bonus: BonusConfig = field(default_factory=BonusConfig)
     imitation: ImitationConfig = field(default_factory=ImitationConfig)
     covariance: CovarianceConfig = field(default_factory=CovarianceConfig)

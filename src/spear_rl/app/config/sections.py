@@ -105,6 +105,8 @@ class Rollout:
     """Sampling temperature; training scores tokens at the same one."""
     top_p: Annotated[float, Range(1e-6, 1)] = 1.0
     """Nucleus sampling: the probability mass that tokens are drawn from."""
+    max_response_tokens: Annotated[int, Range(0, 2**31, unit="tokens")] = 0
+    """Maximum tokens that the policy writes per episode, over all turns; 0 is no such limit."""
     stop: Words = field(default_factory=list)
     """Strings that end a turn, e.g. ["</action>"]."""
     layout: Literal["chat", "turns", "log", "now"] = "chat"
@@ -140,7 +142,11 @@ class Optim:
     max_grad_norm: Annotated[float, Range(1e-6, 1_000_000)] = 1.0
     """Gradient norms are clipped to this."""
     num_minibatches: Annotated[int, Range(1, 65_536)] = 1
-    """Optimizer steps per RL step; its rows are divided between them."""
+    """Optimizer steps per pass over a step's rows, which are divided between them."""
+    minibatch_rows: Annotated[int, Range(0, 16_777_216, unit="rows")] = 0
+    """Instead, the most on-policy rows per optimizer step (the paper's unit), divided evenly; 0 is num_minibatches."""
+    epochs: Annotated[int, Range(1, 1000)] = 1
+    """Passes over a step's rows, each with new mini-batches; the learning rate goes by RL steps."""
 
 
 @dataclass
@@ -162,7 +168,9 @@ class Eval:
     """Success on held-out tasks."""
 
     tasks: Annotated[int, Range(0, 1_000_000)] = 128
-    """Held-out tasks, one episode each; 0 is no evaluation."""
+    """Held-out tasks; 0 is no evaluation."""
+    samples: Annotated[int, Range(1, 10_000)] = 1
+    """Episodes of each task; with more than one, mean@k and pass@k are reported."""
     every: Annotated[int, Steps] = 0
     """Steps between evaluations; 0 is before and after RL only."""
     split: Literal["train", "validation", "test"] = "validation"
@@ -174,3 +182,5 @@ class Eval:
     """Turns after which an episode is cut off; 0 is rollout.max_turns."""
     temperature: Annotated[float, Range(0, 100)] = 0.4
     """Sampling temperature; 0 takes the likeliest token."""
+    top_p: Annotated[float, Range(1e-6, 1)] | None = None
+    """Nucleus sampling; unset is rollout.top_p."""

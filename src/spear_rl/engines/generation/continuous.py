@@ -26,7 +26,7 @@ from spear_rl.engines.generation.sampling import chosen, uniforms
 from spear_rl.engines.memory import memory_guard
 from spear_rl.engines.packed.attention import CachedRows, Rows, attach_cache
 from spear_rl.rollout.generator import Sampling
-from spear_rl.types import Completion
+from spear_rl.types import Completion, limit_of
 
 DECODE_SIZES = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Rows of a captured decoding step; a smaller batch leaves some of them idle."""
@@ -346,7 +346,7 @@ class SlotStream:
         request.token_ids.append(token)
         request.logprobs.append(score)
         has_ended = token in self._decoder.end_ids or self._stops.end(request.token_ids)
-        if has_ended or len(request.token_ids) == self._sampling.max_new_tokens:
+        if has_ended or len(request.token_ids) == limit_of(request.prompt, self._sampling.max_new_tokens):
             request.is_done = True
             # The last token was not fed: the slot does not hold its keys and values.
             self._decoder.slots.release(request.slot, [*request.prompt, *request.token_ids[:-1]])

@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicLayer
 
 from spear_rl.engines.base import NonFiniteLossError
 from spear_rl.rollout.generator import Sampling
-from spear_rl.types import Completion
+from spear_rl.types import Completion, limit_of
 
 SPARE = 64
 """Columns that a cache layer allocates beyond those in use."""
@@ -56,7 +56,9 @@ class Decoder:
         written: list[list[int]] = [[] for _ in prompts]
         logprobs: list[list[float]] = [[] for _ in prompts]
         active = torch.ones(len(prompts), dtype=torch.bool, device=logits.device)
-        for position in range(sampling.max_new_tokens):
+        limits = torch.tensor([limit_of(prompt, sampling.max_new_tokens) for prompt in prompts], device=logits.device)
+        cut = torch.zeros_like(active)
+        for position in range(int(limits.max())):
             tokens, scores = sampled(logits, sampling, generator)
             tokens = torch.where(active, tokens, self._pad_id)
             ids, values = tokens.tolist(), scores.tolist()
@@ -66,7 +68,9 @@ class Decoder:
             active = active & ~torch.isin(tokens, self._end_ids)
             for row in active.nonzero().flatten().tolist() if sampling.stop else ():
                 active[row] = not stops.end(written[row])
-            if position == sampling.max_new_tokens - 1 or not active.any():
+            cut |= active & (limits == position + 1)
+            active = active & ~cut
+            if not active.any():
                 break
             # A row that just ended is not fed its last token: the next prompt feeds it.
             logits = self._feed(prefixes, tokens[:, None], active[:, None])
@@ -75,7 +79,7 @@ class Decoder:
             for row, (prompt, ids) in enumerate(zip(prompts, written, strict=True))
         }
         self._prefixes = prefixes
-        return [Completion(ids, lp, cut) for ids, lp, cut in zip(written, logprobs, active.tolist(), strict=True)]
+        return [Completion(*parts) for parts in zip(written, logprobs, cut.tolist(), strict=True)]
 
     def _prefilled(self, prompts: Sequence[list[int]]) -> tuple[_Prefixes, Tensor]:
         """A cache that holds every prompt, and the logits of the next token."""

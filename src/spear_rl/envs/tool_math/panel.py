@@ -2,8 +2,10 @@
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,7 +48,8 @@ class Source(NamedTuple):
     data: str = ""
     """A known set's name, a file, or hf:owner/name; empty for generated problems."""
     test_data: str = ""
-    """The same for the split test; empty for a part of `data`, or the set's own test file where it has one."""
+    """The same for the split test, or several with commas between them (the family of a problem is then its set);
+    empty for a part of `data`, or the set's own test file where it has one."""
     data_folder: str = ""
     """The directory of the known sets, instead of the environment variable."""
     level: str = "small"
@@ -57,36 +60,58 @@ class Source(NamedTuple):
 
 def entries(split: str, source: Source) -> tuple[Entry, ...]:
     """The problems of a split, sorted by id."""
-    test_data = source.test_data or _OWN_TEST.get(source.data, "")
-    tested = _file_problems(test_data, source, "test") if test_data else ()
-    if split == "test" and test_data:
-        return _entries(test_data, tested)
+    tested = {name: _file_problems(name, source, "test") for name in _test_sets(source)}
+    if split == "test" and tested:
+        return _test_entries(tested)
     if not source.data:
         panel = generated_panels(source.level)[split]
         return tuple(Entry(f"tool_math/{source.level}/{split}/{n:05d}", problem) for n, problem in enumerate(panel))
-    if source.data == test_data:
+    if source.data in tested:
         raise ValueError(
-            f"data={test_data} is all for the split test; for {split} give other data, and this as test_data"
+            f"data={source.data} is all for the split test; for {split} give other data, and this as test_data"
         )
     # No problem of the test file is trained on, even where two files share problems.
-    excluded = {problem.content_hash() for problem in tested}
+    excluded = {problem.content_hash() for problems in tested.values() for problem in problems}
     chosen = []
     for problem in _file_problems(source.data, source, "train"):
         own_split = split_of(problem.content_hash())
-        if test_data and own_split == "test":
+        if tested and own_split == "test":
             own_split = "train"
         if own_split == split and problem.content_hash() not in excluded:
             chosen.append(problem)
     return _entries(source.data, chosen)
 
 
+def _test_sets(source: Source) -> list[str]:
+    """The sets of the split test. A file's own name may have commas in it."""
+    given = source.test_data or _OWN_TEST.get(source.data, "")
+    if os.path.isfile(os.path.expanduser(given)):
+        return [given]
+    return [name.strip() for name in given.split(",") if name.strip()]
+
+
+def _test_entries(tested: Mapping[str, Sequence[Problem]]) -> tuple[Entry, ...]:
+    if len(tested) == 1:
+        return _entries(*next(iter(tested.items())))
+    names = [_name_of(data) for data in tested]
+    if len(set(names)) < len(names):
+        raise OptionError(f"test_data: two of its sets have the same name: {', '.join(names)}; rename a file")
+    panels = (
+        _entries(data, [replace(problem, family=name) for problem in tested[data]])
+        for data, name in zip(tested, names, strict=True)
+    )
+    return tuple(sorted(chain.from_iterable(panels), key=lambda entry: entry.id))
+
+
 def _entries(data: str, problems: Sequence[Problem]) -> tuple[Entry, ...]:
-    if data.startswith(HUGGING_FACE):
-        name = data.removeprefix(HUGGING_FACE).strip("/").rpartition("/")[2]
-    else:
-        name = data if data in KNOWN else Path(data).stem
-    named = (Entry(f"tool_math/{name}/{problem.content_hash()[:16]}", problem) for problem in problems)
+    named = (Entry(f"tool_math/{_name_of(data)}/{problem.content_hash()[:16]}", problem) for problem in problems)
     return tuple(sorted(named, key=lambda entry: entry.id))
+
+
+def _name_of(data: str) -> str:
+    if data.startswith(HUGGING_FACE):
+        return data.removeprefix(HUGGING_FACE).strip("/").rpartition("/")[2]
+    return data if data in KNOWN else Path(data).stem
 
 
 def _file_problems(data: str, source: Source, split: str) -> tuple[Problem, ...]:
@@ -95,7 +120,7 @@ def _file_problems(data: str, source: Source, split: str) -> tuple[Problem, ...]
         return _loaded(data, split, *columns, 0)
     place = os.path.abspath(os.path.expanduser(_known_file(data, source.data_folder) if data in KNOWN else data))
     if not os.path.isfile(place):
-        option = "test_data" if data == source.test_data != source.data else "data"
+        option = "test_data" if source.test_data and data != source.data else "data"
         raise OptionError(
             f"{option}: there is no file {place}; "
             f"give a .jsonl, .json, .csv or .parquet file, or one of {', '.join(KNOWN)}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spear_rl.algorithms import Algorithm, ClippedSurrogate, FixedLength, SequenceMean, TokenMean
-from spear_rl.app.build.rollout import tasks_of
+from spear_rl.app.build.rollout import eval_sampling_of, tasks_of
 from spear_rl.app.build.training import algorithm_of
 from spear_rl.app.config import Config, load, to_toml, value_of
 from spear_rl.errors import ConfigError
@@ -61,6 +61,7 @@ def verl_settings(config: Config, folder: Path, theirs: Mapping[str, Any]) -> di
         f"{actor}.loss_agg_mode": _REDUCTIONS[type(loss.reduction)],
         f"{actor}.loss_scale_factor": loss.reduction.length if isinstance(loss.reduction, FixedLength) else None,
         f"{actor}.use_kl_loss": bool(loss.kl),
+        "actor_rollout_ref.rollout.val_kwargs.top_p": eval_sampling_of(config).top_p,
         **{name: getattr(loss, field) for name, field in _TABLES["loss"].items()},
         **theirs,
     }

@@ -17,7 +17,7 @@ from spear_rl.integrations.verl.launch import config_of
 from spear_rl.io.escaping import one_line
 from spear_rl.rollout import ChatRenderer, Task, collect_groups
 from spear_rl.train.step import collate
-from spear_rl.types import Completion, Group, Trajectory
+from spear_rl.types import Completion, Group, Trajectory, limit_of
 
 _threads = ThreadPoolExecutor(max_workers=1024, thread_name_prefix="episode")  # mostly idle
 _renderer = lru_cache(maxsize=2)(ChatRenderer)
@@ -31,6 +31,7 @@ def _tasks_and_play(settings: str, split: str) -> tuple[Sequence[Task], Callable
     config = config_of(OmegaConf.to_container(OmegaConf.create(settings)))
     rollout, max_turns = config.rollout, config.rollout.max_turns if split == "train" else config.eval.max_turns
     limits: dict[str, Any] = {"max_turns": max_turns or rollout.max_turns, "max_context": rollout.max_context}
+    limits["max_response_tokens"] = rollout.max_response_tokens or None
     stop = {"stop": list(rollout.stop), "include_stop_str_in_output": True} if rollout.stop else {}
     play = partial(collect_groups, group_size=1, step=0, layout=layout_of(config), **limits)
     return tasks_of(config, split), play, {"max_tokens": rollout.max_new_tokens, **stop}
@@ -47,11 +48,12 @@ class Server:
         return [asyncio.run_coroutine_threadsafe(self._answer(prompt), self._loop).result() for prompt in prompts]
 
     async def _answer(self, prompt: list[int]) -> Completion:
-        sampling = dict(self._sampling)  # a copy: the server removes entries
-        output = await self._client.generate(request_id=self._name, prompt_ids=prompt, sampling_params=sampling)
+        limit = limit_of(prompt, self._sampling["max_tokens"])
+        sampling = {**self._sampling, "max_tokens": limit}  # a copy: the server removes entries
+        output = await self._client.generate(request_id=self._name, prompt_ids=list(prompt), sampling_params=sampling)
         self.extra_fields |= output.extra_fields
         ids = list(output.token_ids)
-        truncated = output.stop_reason == "length" or len(ids) >= self._sampling["max_tokens"]
+        truncated = output.stop_reason == "length" or len(ids) >= limit
         return Completion(ids, list(output.log_probs or [0.0] * len(ids)), truncated)
 
 

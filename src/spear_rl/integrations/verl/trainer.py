@@ -38,7 +38,8 @@ class SpearTrainer(PPOTrainerSync):  # type: ignore[misc]
         self._algorithm, self._rng = algorithm_of(settings), random.Random(settings.run.seed)
         # With nothing of ours switched on, verl's own step does the same.
         plain = Algorithm(invalid_penalty=0.0, advantages=GroupRelative(), loss=self._algorithm.loss)
-        self._is_plain = self._algorithm == plain
+        self._optim = settings.optim
+        self._is_plain = self._algorithm == plain and not self._optim.minibatch_rows and self._optim.epochs == 1
         if config.actor_rollout_ref.actor.shuffle:
             raise ConfigError("actor_rollout_ref.actor.shuffle must be False: replay rows have a place in every update")
         # verl tests for the word "sync" in six places; any other word makes it asynchronous.
@@ -63,7 +64,8 @@ class SpearTrainer(PPOTrainerSync):  # type: ignore[misc]
         engine.update = lambda own: updates.append(own) or {}  # type: ignore[func-returns-value]
         num_tasks, mini = self.config.data.train_batch_size, self.config.actor_rollout_ref.actor.ppo_mini_batch_size
         step = partial(train_step, self.global_steps - 1, algorithm=self._algorithm, engine=engine, rng=self._rng)
-        found = step(collect=partial(self._played_groups, batch), num_minibatches=num_tasks // mini)
+        step = partial(step, num_minibatches=num_tasks // mini, minibatch_rows=self._optim.minibatch_rows)
+        found = step(collect=partial(self._played_groups, batch), epochs=self._optim.epochs)
         metrics.update({f"spear/{name}": value for name, value in found.items() if not name.startswith("time/")})
         metrics.update({name[6:]: metrics.pop(name) for name in list(metrics) if name.startswith("actor/spear/")})
         return batch
