@@ -71,7 +71,7 @@ def sft(settings: Overrides = None) -> None:
 
 
 def _run(settings: list[str] | None, verb: Literal["train", "sft"]) -> None:
-    from spear_rl.app.console import LiveConsole
+    from spear_rl.app.console import LiveConsole, print_next_commands
     from spear_rl.app.resume import opened
 
     with opened(*_split(settings), verb=verb) as (config, notes):
@@ -89,6 +89,7 @@ def _run(settings: list[str] | None, verb: Literal["train", "sft"]) -> None:
             label = name.replace("_", " ")
             console.print(f"{label}: {rate['success']:.1%} ({rate['low']:.1%} to {rate['high']:.1%})")
     console.print(f"everything is in {Path(run_dir)}", soft_wrap=True)
+    print_next_commands(console, Path(run_dir), verb=verb, trackers=config.run.trackers)
 
 
 _POLICY = "expert, random, an OpenAI-compatible endpoint (http://host:port/v1), a run folder, or as engine.model."
