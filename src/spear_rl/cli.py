@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from spear_rl.train.trackers import TRACKERS
 
 try:
     import typer
-    from rich.table import Table
+    from rich.table import Column, Table
     from typer import Argument, Option
 
     from spear_rl.io.terminal import PlainConsole, error_console, log_to_stderr, protect_stderr
@@ -37,6 +38,12 @@ app = typer.Typer(
     help="SPEAR: self-imitation learning with progressive exploration for LLM agents.",
 )
 console = PlainConsole()
+
+_VARIABLES = {"OMP_WAIT_POLICY": "PASSIVE", "TRANSFORMERS_VERBOSITY": "error"}
+"""For this process and its workers, unless the user has set them; read when torch and transformers are loaded.
+
+Threads that wait sleep instead of spinning, which on a busy machine takes the time of those they wait for.
+"""
 
 
 def _within(low: int, high: int) -> Callable[[typer.CallbackParam, int], Any]:
@@ -199,7 +206,7 @@ def doctor(settings: Overrides = None) -> None:
     from spear_rl.engines.memory import GIB
     from spear_rl.engines.models.tiny import TINY_SIZES
 
-    table = Table("what", "here")
+    table = Table("what", Column("here", overflow="fold"))
     for name, value in [*diagnosis.machine(), *diagnosis.sandbox(), *diagnosis.engine(config)]:
         table.add_row(name, value)
     console.print(table)
@@ -283,7 +290,7 @@ def list_() -> None:
     from spear_rl.engines.models.tiny import TINY_SIZES
     from spear_rl.envs import ENVIRONMENTS
 
-    table = Table("what", "names", show_lines=True)
+    table = Table("what", Column("names", overflow="fold"), show_lines=True)
     table.add_row(
         "presets", "\n".join(f"{name}: {text.splitlines()[0].lstrip('# ')}" for name, text in presets().items())
     )
@@ -322,6 +329,9 @@ def _split(settings: list[str] | None) -> tuple[str | None, list[str]]:
 def main() -> None:
     """Run the command line; user errors become one sentence and exit code 2."""
     protect_stderr()
+    for name, value in _VARIABLES.items():
+        os.environ.setdefault(name, value)
+    warnings.filterwarnings("ignore", module=r"transformers(\.|$)")
     try:
         app()
     except UserError as error:

@@ -3,11 +3,11 @@
 import shlex
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from math import isfinite
 from pathlib import Path
-from statistics import fmean
 from threading import Lock
 from typing import Any, Self
 
@@ -145,7 +145,7 @@ class LiveConsole:
                 if room < 0 and self._fields:
                     break
                 self._fields.append(name)
-        return [f"{name} {_number(fmean(self._recent[name])):6s}" for name in self._fields if name in self._recent]
+        return [f"{name} {_number(_mean(self._recent[name])):6s}" for name in self._fields if name in self._recent]
 
     def _view(self) -> RenderableType:
         width, height = self._console.size
@@ -161,7 +161,7 @@ class LiveConsole:
 
     def _table(self, width: int, height: int) -> list[RenderableType]:
         """Metrics side by side where there is room, else one below the other, as many as there is height for."""
-        values = {name: (_number(kept[-1]), _number(fmean(kept))) for name, kept in self._recent.items()}
+        values = {name: (_number(kept[-1]), _number(_mean(kept))) for name, kept in self._recent.items()}
         now, mean = "now", f"mean of {max(map(len, self._recent.values()))}"
         if width >= _WIDE and height > 2:
             table = _grid("", *values)
@@ -176,13 +176,19 @@ class LiveConsole:
 
 
 def _grid(*headings: str) -> Table:
-    columns = [Column(text, justify="right" if number else "left", no_wrap=True) for number, text in enumerate(headings)]
+    columns = [
+        Column(text, justify="right" if number else "left", no_wrap=True) for number, text in enumerate(headings)
+    ]
     return Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
 
 
 def _number(value: float) -> str:
     """Three decimals of a share, three significant digits of the rest."""
     return f"{value:.3f}" if 0.0005 <= abs(value) < 1 else f"{value:#.3g}".rstrip(".")
+
+
+def _mean(values: Collection[float]) -> float:
+    return sum(values) / len(values)  # unlike fmean it takes infinities of both signs
 
 
 def _clock(seconds: float) -> str:
@@ -195,14 +201,14 @@ def _clock(seconds: float) -> str:
 
 
 def sparkline(values: Sequence[float], width: int, *, is_ascii: bool = False) -> str:
-    """Shares from 0 to 1 as one character each, or the means of equal parts of them where there are more than `width`."""
+    """Shares from 0 to 1, one character each; where there are more than `width`, the means of equal parts of them."""
     levels = "_.-=+*#@" if is_ascii else "▁▂▃▄▅▆▇█"
     count = min(len(values), max(width, 1))
     bounds = [len(values) * number // count for number in range(count + 1)]
     marks = []
-    for begin, end in zip(bounds, bounds[1:], strict=False):
-        known = [value for value in values[begin:end] if isfinite(value)]
-        marks.append(levels[round(7 * min(max(fmean(known), 0.0), 1.0))] if known else " ")
+    for begin, end in pairwise(bounds):
+        known = [min(max(value, 0.0), 1.0) for value in values[begin:end] if isfinite(value)]
+        marks.append(levels[round(7 * _mean(known))] if known else " ")
     return "".join(marks)
 
 
@@ -230,7 +236,15 @@ def print_next_commands(console: Console, run_dir: Path, *, verb: str, trackers:
 @contextmanager
 def eval_progress(console: Console) -> Iterator[Callable[[Tally], None]]:
     """The progress bar of an evaluation; prints nothing outside of a terminal."""
-    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
         bar = progress.add_task("getting ready", total=None)
 
         def show(tally: Tally) -> None:
@@ -246,9 +260,11 @@ def print_report(report: Report, console: Console) -> None:
     about, result = report.about, report.evaluation
     console.print(
         f"{about['model']} on {about['env']}, {about['split']}: {len(about['tasks'])} tasks, episodes of each: "
-        f"{about['episodes_per_task']}, turns at most: {about['max_turns']}, seed {about['seed']}"
+        f"{about['episodes_per_task']}, turns at most: {about['max_turns']}, seed {about['seed']}",
+        overflow="fold",
     )
-    table = Table("kind", "success", "95 % interval", "episodes")
+    numbers = (Column(heading, no_wrap=True) for heading in ("success", "95 % interval", "episodes"))
+    table = Table(Column("kind", overflow="fold"), *numbers)
     for name, rate in {**result.by_family, "all": result.rate}.items():
         interval = f"{rate['low']:.1%} - {rate['high']:.1%}"
         table.add_row(name or "-", f"{rate['success']:.1%}", interval, f"{rate['episodes']:.0f}")

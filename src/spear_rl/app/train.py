@@ -188,7 +188,7 @@ def _open(config: Config, settings: str, start: Start, trackers: Trackers, callb
         notes += mend_rows(run_dir / "eval.jsonl", from_step=start.step + 1 if is_resumed else 0)
         write_whole(run_dir / CONFIG, settings)
     record = read_record(run_dir)
-    record["starts"].append(new_start(start.step))
+    record["starts"].append(new_start(start.step) | {"threads": torch.get_num_threads()})
     name, now = run_dir.absolute().name, about(record["starts"][-1])
     trackers.start(RunInfo(run_dir, name, config=flat(config), about=now, ids=record["trackers"]))
     _write_json(run_dir / RECORD, record)
