@@ -208,25 +208,17 @@ def threads(monkeypatch):
     torch.set_num_threads(1)
 
 
-class SlowModel:
+class SlowModel(torch.nn.Module):
     """Its forward pass takes as many milliseconds as `cost` says for the number of threads, by a clock of its own."""
 
-    config = type("Config", (), {"vocab_size": 10})
-    training = False
-
     def __init__(self, cost: dict[int, float]) -> None:
+        super().__init__()
         self.cost, self.asked, self.now = cost, set(), 0.0
 
     def perf_counter(self):
         return self.now
 
-    def eval(self):
-        return self
-
-    def train(self, mode):
-        return self
-
-    def __call__(self, input_ids):
+    def forward(self, input_ids):
         self.asked.add(torch.get_num_threads())
         self.now += self.cost[torch.get_num_threads()] / 1000
 

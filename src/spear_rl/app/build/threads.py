@@ -30,7 +30,7 @@ def use_threads(config: Config, model: Any, device: torch.device) -> None:
     if not number and not any(map(os.environ.get, _VARIABLES)):
         number = recorded_threads(Path(config.run.dir)) if config.run.resume else 0
         most = torch.get_num_threads()
-        if not number and device.type == "cpu" and most > 1 and hasattr(getattr(model, "config", None), "vocab_size"):
+        if not number and device.type == "cpu" and most > 1 and isinstance(model, torch.nn.Module):
             number = fastest_threads(model, most)
     if number:
         torch.set_num_threads(number)
@@ -38,11 +38,11 @@ def use_threads(config: Config, model: Any, device: torch.device) -> None:
 
 def fastest_threads(model: Any, most: int) -> int:
     """`most`, a half, a quarter, ... or 1: which number of threads does forward passes of the model fastest."""
-    ids = torch.randint(model.config.vocab_size, (_ROWS, _TOKENS), generator=torch.Generator().manual_seed(0))
+    ids = torch.zeros(_ROWS, _TOKENS, dtype=torch.long)
     candidates = [number for k in range(most.bit_length()) if (number := most >> k)]
     passes, spent = dict.fromkeys(candidates, 0), dict.fromkeys(candidates, 0.0)
     was_training = model.training
-    model.eval()  # no dropout, so that no random number is drawn
+    model.eval()  # no dropout: no random number is drawn
     with torch.inference_mode():
         while min(spent[number] for number in candidates) < _SECONDS:
             for number in candidates:
