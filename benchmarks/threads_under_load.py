@@ -96,15 +96,16 @@ def main() -> None:
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--loads", type=int, nargs="+", default=[0, 1, 10], help="busy processes")
     parser.add_argument("--seconds", type=float, default=90.0, help="per load, at least")
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
     options = parser.parse_args()
     if options.work:
         work()
         return
-    workers = {name: Worker(*arm) for name, arm in ARMS.items()}
+    workers = {name: Worker(*ARMS[name]) for name in options.arms}
     try:
         for worker in workers.values():
             worker.answer()
-        print(f"| busy processes | load average | pieces | {' | '.join(ARMS)} |", flush=True)
+        print(f"| busy processes | load average | pieces | {' | '.join(options.arms)} |", flush=True)
         for count in options.loads:
             print(row(workers, count, options.seconds), flush=True)
     finally:

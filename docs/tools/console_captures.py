@@ -1,10 +1,11 @@
-"""Train in tmux at 80x24 and 160x50 and write what the terminal shows to docs/console/WIDTHxHEIGHT_PHASE.txt.
+"""Train in tmux at 80x24 and 160x50 and put what the terminal shows into docs/console.md.
 
-    python docs/tools/console_captures.py [SECTION.KEY=VALUE]...
+python docs/tools/console_captures.py [SECTION.KEY=VALUE]...
 
 Needs tmux and the `spear` of this interpreter. Settings are added to those of a quickstart of 20 steps.
 """
 
+import re
 import shlex
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-PAGE_FOLDER = Path(__file__).parents[1] / "console"
+PAGE = Path(__file__).parents[1] / "console.md"
 SIZES = ((80, 24), (160, 50))
 SHORT = ["run.steps=20", "eval.tasks=60", "eval.every=10"]
 MARKS = {"cold_start": " left loss ", "training": "mean of 9", "end": "look further:"}
@@ -48,8 +49,13 @@ def _screen(tmux: list[str], name: str) -> str:
     return shown.stdout.rstrip() + "\n"
 
 
+def put(page: str, name: str, screen: str) -> str:
+    """The page with another screen in the block under the comment that names it."""
+    block = re.compile(rf"(<!-- screen: {name} -->\n\n```text\n).*?(```\n)", re.DOTALL)
+    return block.sub(lambda match: match[1] + screen + match[2], page)
+
+
 if __name__ == "__main__":
-    PAGE_FOLDER.mkdir(exist_ok=True)
-    for size in SIZES:
-        for phase, screen in captured(*size, sys.argv[1:]).items():
-            (PAGE_FOLDER / f"{size[0]}x{size[1]}_{phase}.txt").write_text(screen, "utf-8")
+    for width, height in SIZES:
+        for phase, screen in captured(width, height, sys.argv[1:]).items():
+            PAGE.write_text(put(PAGE.read_text("utf-8"), f"{width}x{height} {phase}", screen), "utf-8")

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from math import isfinite
+from math import ceil, isfinite
 from pathlib import Path
 from threading import Lock
 from typing import Any, Self
@@ -59,9 +59,9 @@ class _Phase:
         seconds = (self.total - self.done) * (end - begin) / (last - first) - (time.monotonic() - end)
         return f"{_clock(max(seconds, 0.0))} left"
 
-    def wants_line(self, num_lines: int) -> bool:
-        """Whether a line is due: at the end, about `num_lines` times in all, and after a minute without one."""
-        due, now = self.done // max(self.total // num_lines, 1), time.monotonic()
+    def wants_line(self, every: int) -> bool:
+        """Whether a line is due: at the end, every so many updates, and after a minute without one."""
+        due, now = self.done // max(every, 1), time.monotonic()
         is_due = self.done >= self.total or due > self._lines or now - self._line_time > _QUIET_SECONDS
         if is_due:
             self._lines, self._line_time = due, now
@@ -114,14 +114,14 @@ class LiveConsole:
                 phase = self._phases.setdefault("cold start", _Phase("cold start"))
                 phase.advance(event.step, event.total)
                 phase.note = f"loss {_number(metrics['sft/loss'])}"
-            if not self._is_live and (phase.wants_line(10) or event.step == 1):
+            if not self._is_live and (phase.wants_line(event.total // 10) or event.step == 1):
                 self._line(phase, [phase.note])
         elif event.kind == "step":
             with self._lock:
                 phase = self._phases.setdefault("training", _Phase("training"))
                 phase.advance(event.step + 1, event.total)
                 self._remember(metrics)
-            if not self._is_live and phase.wants_line(20):
+            if not self._is_live and phase.wants_line(ceil(event.total / 20)):
                 self._line(phase, self._means())
 
     def _remember(self, metrics: Mapping[str, Any]) -> None:
