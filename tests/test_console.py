@@ -10,7 +10,6 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -249,23 +248,22 @@ def test_threads_that_are_set_are_obeyed_and_recorded_ones_are_used_again(thread
     monkeypatch.setattr("spear_rl.app.build.threads.fastest_threads", lambda model, most: 5)
     cpu, model = torch.device("cpu"), SlowModel({})
 
-    def used(**run: object) -> int:
+    def used(threads: int = 0, folder: Path | None = None) -> int:
         torch.set_num_threads(2)
-        config = load("lookup", [f"run.dir={tmp_path}", "run.threads=0"])
-        config.run = replace(config.run, **run)
-        use_threads(config, model, cpu)
+        use_threads(load("lookup", [f"run.dir={tmp_path}", f"run.threads={threads}"]), model, cpu, folder)
         return torch.get_num_threads()
 
+    checkpoint = tmp_path / "checkpoints" / "step_000003"
     assert used() == 5
     assert used(threads=3) == 3
-    assert used(resume=True) == 5, "nothing is recorded"
+    assert used(folder=checkpoint) == 5, "nothing is recorded"
     (tmp_path / "run.json").write_text(json.dumps({"starts": [{"threads": 1}, {"threads": 4}], "trackers": {}}))
-    assert used(resume=True) == 4
-    assert used(resume=True, threads=3) == 3
+    assert used(folder=checkpoint) == used(folder=tmp_path / "model") == 4
+    assert used(threads=3, folder=checkpoint) == 3
     assert used() == 5, "a new run measures"
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert used() == 2
-    assert used(resume=True) == 2
+    assert used(folder=checkpoint) == 2
     assert used(threads=3) == 3
 
 
@@ -275,7 +273,9 @@ def test_a_damaged_record_of_threads_counts_as_none(tmp_path, threads):
     assert recorded_threads(tmp_path) == 0
 
 
-def test_a_run_records_its_threads_and_a_resume_measures_none(threads, spear, tmp_path, monkeypatch):
+def test_a_run_records_its_threads_and_neither_resume_nor_evaluation_measures_again(
+    threads, spear, tmp_path, monkeypatch
+):
     chosen = []
 
     def choose(model, most):
@@ -287,6 +287,9 @@ def test_a_run_records_its_threads_and_a_resume_measures_none(threads, spear, tm
     assert spear("train", "lookup", f"run.dir={tmp_path / 'run'}", "run.steps=1", *tiny)[0] == 0
     torch.set_num_threads(2)
     assert spear("train", f"run.dir={tmp_path / 'run'}", "run.resume=true", "run.steps=2")[0] == 0
+    torch.set_num_threads(2)
+    assert spear("eval", tmp_path / "run", "--tasks", 2)[0] == 0
+    assert torch.get_num_threads() == 1
     starts = json.loads((tmp_path / "run" / "run.json").read_text())["starts"]
     assert [start["threads"] for start in starts] == [1, 1]
     assert chosen == [1]

@@ -20,16 +20,19 @@ _CLOSE = 1.1
 """Fewer threads are taken if they are at most this many times slower than the fastest."""
 
 
-def use_threads(config: Config, model: Any, device: torch.device) -> None:
+def use_threads(config: Config, model: Any, device: torch.device, folder: Path | None) -> None:
     """Set torch's threads to run.threads, or where that is 0 to what the run was begun with, or to the fastest now.
 
     A number in OMP_NUM_THREADS or MKL_NUM_THREADS is left as it is. Results depend on the number in their last bits,
-    so a resume does not measure again.
+    so a resume or an evaluation of a run does not measure again.
+
+    Args:
+        folder: checkpoint or model of a run, if the policy comes from one.
     """
-    number = config.run.threads
+    number, most = config.run.threads, torch.get_num_threads()
     if not number and not any(map(os.environ.get, _VARIABLES)):
-        number = recorded_threads(Path(config.run.dir)) if config.run.resume else 0
-        most = torch.get_num_threads()
+        homes = [] if folder is None else [folder.absolute().parent, folder.absolute().parent.parent]
+        number = next(filter(None, map(recorded_threads, homes)), 0)
         if not number and device.type == "cpu" and most > 1 and isinstance(model, torch.nn.Module):
             number = fastest_threads(model, most)
     if number:

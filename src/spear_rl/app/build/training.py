@@ -115,7 +115,7 @@ def engine_of(config: Config, *, folder: Path | None = None) -> TrainableEngine:
     device = chosen_device(settings.device)
     dtype = chosen_dtype(settings.dtype, device)
     model, tokenizer, adapter = _model_of(config, folder)
-    use_threads(config, model, device)
+    use_threads(config, model, device, folder)
     processor = tokenizer if hasattr(tokenizer, "image_processor") else None
     tokenizer = tokenizer if processor is None else processor.tokenizer
     if processor is not None and settings.generator == "vllm":
