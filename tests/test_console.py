@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 from spear_rl import cli
 from spear_rl.app.build.threads import fastest_threads, use_threads
 from spear_rl.app.config import load
-from spear_rl.app.console import _SHOWN, LiveConsole, print_next_commands, print_report, sparkline
+from spear_rl.app.console import _SHOWN, LiveConsole, eval_progress, print_next_commands, print_report, sparkline
 from spear_rl.app.evaluate import Report
 from spear_rl.engines.models.tiny import tiny_model
 from spear_rl.io.record import recorded_threads
 from spear_rl.io.terminal import PlainConsole
+from spear_rl.rollout.workers.progress import Tally
 from spear_rl.train.callbacks import Event
 from spear_rl.train.evaluate import Evaluation
 
@@ -172,6 +173,17 @@ def test_a_run_ends_with_three_commands_to_look_further(run_dir, verb, trackers)
         assert words[0] in ("spear", "tensorboard")
         assert any(run_dir in word for word in words)
         assert len(line) <= 80 or len(run_dir) > 40
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_progress_of_an_evaluation_is_not_cut(width):
+    file = io.StringIO()
+    console = PlainConsole(file=file, width=width, force_terminal=True, color_system=None)
+    with eval_progress(console) as show:
+        show(Tally(num_turns=123456789, num_solved=1234567, num_failed=1234, num_ended=2345678, num_episodes=20000000))
+        console.print("")  # draws what is to be seen now
+    assert "…" not in file.getvalue()
+    assert "2345678/20000000" in file.getvalue()
 
 
 def test_an_evaluation_with_long_names_is_printed_whole_at_80_columns():

@@ -235,16 +235,15 @@ def print_next_commands(console: Console, run_dir: Path, *, verb: str, trackers:
 
 @contextmanager
 def eval_progress(console: Console) -> Iterator[Callable[[Tally], None]]:
-    """The progress bar of an evaluation; prints nothing outside of a terminal."""
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as progress:
+    """The progress of an evaluation, with a bar where there is room; prints nothing outside of a terminal."""
+    whole = Column(no_wrap=True)
+    columns = [
+        TextColumn("{task.description}", table_column=Column(overflow="fold")),
+        *([BarColumn(bar_width=20)] if console.width >= 80 else []),
+        MofNCompleteColumn(table_column=whole),
+        TimeElapsedColumn(table_column=whole),
+    ]
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("getting ready", total=None)
 
         def show(tally: Tally) -> None:
