@@ -444,3 +444,20 @@ def test_comparing_needs_no_torch():
     code = "import sys, spear_rl.app.compare; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     root = Path(__file__).parents[1] / "src"
     assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(root)}, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_many_arms_are_printed_whole_in_as_many_tables_as_it_takes(tmp_path, width):
+    from spear_rl.io.terminal import PlainConsole
+    from spear_rl.settings.names import ALGORITHM_NAMES
+
+    found = compared([write_run(tmp_path / name, name, after=0.1 + 0.05 * n) for n, name in enumerate(ALGORITHM_NAMES)])
+    console = PlainConsole(file=StringIO(), width=width)
+    console.print(found)
+    text = console.file.getvalue()
+    assert "…" not in text
+    assert all(len(line) <= width for line in text.splitlines())
+    words = text.split()
+    for cells in found.cells:
+        for cell in cells[1:]:
+            assert all(word in words for word in cell.split()), f"{cell} is broken"

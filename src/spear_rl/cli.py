@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import json
 import sys
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from spear_rl.train.trackers import TRACKERS
 
 try:
     import typer
-    from rich.table import Table
+    from rich.table import Column, Table
     from typer import Argument, Option
 
     from spear_rl.io.terminal import PlainConsole, error_console, log_to_stderr, protect_stderr
@@ -36,6 +37,12 @@ app = typer.Typer(
     help="SPEAR: self-imitation learning with progressive exploration for LLM agents.",
 )
 console = PlainConsole()
+
+_VARIABLES = {"OMP_WAIT_POLICY": "PASSIVE", "TRANSFORMERS_VERBOSITY": "error"}
+"""For this process and its workers, unless the user has set them; read when torch and transformers are loaded.
+
+Threads that wait sleep instead of spinning, which on a busy machine takes the time of those they wait for.
+"""
 
 
 def _within(low: int, high: int) -> Callable[[typer.CallbackParam, int], Any]:
@@ -85,7 +92,7 @@ def sft(settings: Overrides = None) -> None:
 
 
 def _run(settings: list[str] | None, verb: Literal["train", "sft"]) -> None:
-    from spear_rl.app.console import LiveConsole
+    from spear_rl.app.console import LiveConsole, print_next_commands
     from spear_rl.app.resume import opened
 
     with opened(*_split(settings), verb=verb) as (config, notes):
@@ -103,6 +110,7 @@ def _run(settings: list[str] | None, verb: Literal["train", "sft"]) -> None:
             label = name.replace("_", " ")
             console.print(f"{label}: {rate['success']:.1%} ({rate['low']:.1%} to {rate['high']:.1%})")
     console.print(f"everything is in {Path(run_dir)}", soft_wrap=True)
+    print_next_commands(console, Path(run_dir), verb=verb, trackers=config.run.trackers)
 
 
 _POLICY = "expert, random, an OpenAI-compatible endpoint (http://host:port/v1), a run folder, or as engine.model."
@@ -233,7 +241,7 @@ def doctor(settings: Overrides = None) -> None:
     from spear_rl.engines.memory import GIB
     from spear_rl.engines.models.tiny import TINY_SIZES
 
-    table = Table("what", "here")
+    table = Table("what", Column("here", overflow="fold"))
     tasks, missing = diagnosis.tasks(config)
     for name, value in [*diagnosis.machine(), *diagnosis.sandbox(), *diagnosis.engine(config), ("tasks", tasks)]:
         table.add_row(name, value)
@@ -320,7 +328,7 @@ def list_() -> None:
     from spear_rl.engines.models.tiny import TINY_SIZES
     from spear_rl.envs import ENVIRONMENTS
 
-    table = Table("what", "names", show_lines=True)
+    table = Table("what", Column("names", overflow="fold"), show_lines=True)
     table.add_row(
         "presets", "\n".join(f"{name}: {text.splitlines()[0].lstrip('# ')}" for name, text in presets().items())
     )
@@ -363,6 +371,9 @@ def _split(settings: list[str] | None) -> tuple[str | None, list[str]]:
 def main() -> None:
     """Run the command line; user errors become one sentence and exit code 2."""
     protect_stderr()
+    for name, value in _VARIABLES.items():
+        os.environ.setdefault(name, value)
+    warnings.filterwarnings("ignore", module=r"transformers(\.|$)")
     try:
         app()
     except UserError as error:

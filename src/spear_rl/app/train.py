@@ -217,7 +217,7 @@ def _open(config: Config, settings: str, start: Start, trackers: Trackers, callb
         remove_later(run_dir, start.step, eval_step=eval_step)
         write_whole(run_dir / CONFIG, settings)
     record = read_record(run_dir)
-    record["starts"].append(new_start(start.step))
+    record["starts"].append(new_start(start.step) | {"threads": torch.get_num_threads()})
     name, now = run_dir.absolute().name, about(record["starts"][-1])
     trackers.start(RunInfo(run_dir, name, config=flat(config), about=now, ids=record["trackers"]))
     _write_json(run_dir / RECORD, record)

@@ -54,6 +54,13 @@ def read_record(run_dir: Path) -> dict[str, Any]:
     return {"starts": starts, "trackers": ids}
 
 
+def recorded_threads(run_dir: Path) -> int:
+    """CPU threads of the run's latest start; 0 if none are recorded."""
+    starts = read_record(run_dir)["starts"]
+    threads = starts[-1].get("threads") if starts else 0
+    return threads if type(threads) is int and 0 < threads <= 1024 else 0
+
+
 def git_state(folder: Path) -> dict[str, Any] | None:
     """Commit of the checkout that `folder` is in, and whether tracked files differ from it; None outside of one.
 

@@ -10,6 +10,7 @@ import torch
 from spear_rl.algorithms import Algorithm, CovarianceClip, SettingError, distinct_tool_bonus, named, tool_bonus
 from spear_rl.algorithms.wrapping import AlgorithmError
 from spear_rl.app.build.rollout import Player, expert_texts, runner_of, sampling_of, tasks_of
+from spear_rl.app.build.threads import use_threads
 from spear_rl.app.config import AlgorithmConfig, Config, value_of
 from spear_rl.engines import ENGINES
 from spear_rl.engines.base import TrainableEngine, missing_members
@@ -115,8 +116,6 @@ def _spear_options(config: Config, clip: CovarianceClip) -> dict[str, Any]:
 def engine_of(config: Config, *, folder: Path | None = None) -> TrainableEngine:
     """The engine that engine.name says, with the policy of a checkpoint `folder` or of engine.model."""
     _quiet()
-    if config.run.threads:
-        torch.set_num_threads(config.run.threads)
     settings, rollout, name = config.engine, config.rollout, config.engine.name
     if name not in ENGINES and ":" not in name:
         known = f"it is one of: {', '.join(ENGINES)}; or your own: package.module:function"
@@ -125,6 +124,7 @@ def engine_of(config: Config, *, folder: Path | None = None) -> TrainableEngine:
     device = chosen_device(settings.device)
     dtype = chosen_dtype(settings.dtype, device)
     model, tokenizer, adapter = _model_of(config, folder)
+    use_threads(config, model, device, folder)
     processor = tokenizer if hasattr(tokenizer, "image_processor") else None
     tokenizer = tokenizer if processor is None else processor.tokenizer
     if processor is not None and settings.generator == "vllm":

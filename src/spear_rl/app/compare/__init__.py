@@ -70,21 +70,25 @@ class Comparison:
         """Panel -> arm's label -> its curve, where it has one."""
         return curves_of(self.arms)
 
-    def __rich__(self) -> Any:
-        from rich.console import Group
-        from rich.table import Table
+    def __rich_console__(self, console: Any, options: Any) -> Any:
+        from rich.table import Column, Table
         from rich.text import Text
 
-        # Arms are columns: that fits 80 characters, which is also what a pipe gets. Text: [key=value] is no markup.
-        (corner, *labels), *rows = zip(_COLUMNS, *self.cells, strict=True)
-        table = Table(corner)
-        for label in labels:
-            table.add_column(Text(one_line(label)), justify="right", overflow="fold")
-        for name, *values in rows:
-            table.add_row(name, *map(Text, values))
-        texts = (Text(one_line(note), style="yellow" if note.startswith("warning") else "") for note in self.notes)
-        apart = (part for text in texts for part in (Text(), text))
-        return Group(table, *apart, Text(f"\ncurves and all numbers are in {one_line(str(self.out))}"))
+        # Arms are columns, in as many tables as it takes to break no number. Text: [key=value] is no markup.
+        widest = max((len(word) for row in self.cells for cell in row[1:] for word in cell.split()), default=1)
+        first = max(map(len, _COLUMNS))
+        count = max((options.max_width - first - 4) // (widest + 3), 1)
+        for begin in range(0, max(len(self.cells), 1), count):
+            (corner, *labels), *rows = zip(_COLUMNS, *self.cells[begin : begin + count], strict=True)
+            arms = (Column(Text(one_line(label)), justify="right", overflow="fold") for label in labels)
+            table = Table(Column(corner, no_wrap=True), *arms)
+            for name, *values in rows:
+                table.add_row(name, *map(Text, values))
+            yield table
+        for note in self.notes:
+            yield Text()
+            yield Text(one_line(note), style="yellow" if note.startswith("warning") else "", overflow="fold")
+        yield Text(f"\ncurves and all numbers are in {one_line(str(self.out))}", overflow="fold")
 
     def markdown(self) -> str:
         lines = [_COLUMNS, ["---"] + ["---:"] * (len(_COLUMNS) - 1), *self.cells]
