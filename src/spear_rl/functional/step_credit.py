@@ -164,11 +164,12 @@ def g2po(
 
 
 def _has_spread(values: Tensor, groups: Tensor) -> Tensor:
-    """[N] whether a value's group has two different values."""
+    """[N] whether a value's group has two values that differ by more than rounding."""
     labels, index = torch.unique(groups, return_inverse=True)
     lowest = torch.full((len(labels),), torch.inf, dtype=values.dtype, device=values.device)
     highest = lowest.neg().scatter_reduce_(0, index, values, "amax")
-    return (lowest.scatter_reduce_(0, index, values, "amin") < highest)[index]
+    lowest.scatter_reduce_(0, index, values, "amin")
+    return (highest - lowest > 1e-12 * torch.maximum(highest.abs(), lowest.abs()))[index]
 
 
 def _combined(
