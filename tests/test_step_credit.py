@@ -263,7 +263,7 @@ def test_self_imitation_over_them_stores_wins_and_can_keep_their_step_part(make,
 
 @pytest.mark.parametrize("record", RECORDS)
 def test_a_step_of_the_papers_size_takes_a_fraction_of_a_second(record):
-    """16 tasks, 8 episodes, 50 turns; the bound is wide because the machine may be busy. Figures: results_details.md."""
+    """16 tasks, 8 episodes, 50 turns; the bound is wide because the machine may be busy."""
     rng = random.Random(0)
     played = [
         references.group(*(walk("".join(rng.choices("abcdefghijkl", k=50)), won=rng.random() < 0.3) for _ in range(8)))
