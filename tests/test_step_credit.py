@@ -23,7 +23,7 @@ from spear_rl.types import Group, Stop
 quick = settings(max_examples=60, deadline=None)
 weights = st.sampled_from([0.0, 0.3, 1.0])
 MAKERS = [hgpo, graphgpo, g2po]
-RECORDS = [HGPO(episode_weight=1.0), GraphGPO(), G2PO()]
+RECORDS = [HGPO(), GraphGPO(), G2PO()]
 
 
 def close(rows: list[list[float]]) -> list[object]:
@@ -69,7 +69,7 @@ def test_g2po_is_what_the_formula_says(groups, discount, divide, step_weight, ep
 @given(plain.groups)
 def test_they_have_the_papers_settings_by_default(groups):
     steps = plain.hgpo_steps(groups, depth=2, depth_power=1.0, discount=0.95, divide_by_std=True)
-    expected = plain.by_episode(groups, steps, step_weight=1.0, episode_weight=0.0, divide_by_std=True)
+    expected = plain.by_episode(groups, steps, step_weight=1.0, episode_weight=1.0, divide_by_std=True)
     assert hgpo().advantages(groups) == close(expected)
     steps = plain.graphgpo_steps(groups, distance_discount=0.1, divide_by_std=True)
     expected = plain.by_episode(groups, steps, step_weight=1.0, episode_weight=1.0, divide_by_std=True)
@@ -259,6 +259,14 @@ def test_self_imitation_over_them_stores_wins_and_can_keep_their_step_part(make,
         [drawn] = imitation.draw(1, random.Random(0), num_played=4).turn_advantages
         assert drawn[1] - drawn[0] == pytest.approx(step[1] - step[0] if keep_step_part else 0.0)
     assert spear(base, bonus=None, imitation=None) is base
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_base_that_learns_from_its_step_part_alone_still_stores_wins(make):
+    base = dataclasses.replace(make(), advantages=dataclasses.replace(make().advantages, episode_weight=0.0))
+    imitation, played = spear(base, imitation=1.0).imitation, [references.group(walk("a", won=True), walk("b"))]
+    imitation.keep(played, base.advantages(played), 0)
+    assert [stored.reward for stored in imitation.buffer.items] == [1.0]
 
 
 @pytest.mark.parametrize("record", RECORDS)

@@ -15,14 +15,14 @@ from spear_rl.types import Group, Stop, Trajectory, Turn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HGPO:
-    """Advantages among turns that share the state and the 0..`depth` states before it, averaged over the depths."""
+    """Episode advantage plus the mean over k of that among turns with the same state and k states before it."""
 
     depth: int = 2
     depth_power: float = 1.0
     """A group that shares k past states weighs (k + 1) to this power."""
     discount: float = 0.95
     step_weight: float = 1.0
-    episode_weight: float = 0.0
+    episode_weight: float = 1.0
     divide_by_std: bool = True
 
     def __call__(self, groups: Sequence[Group]) -> list[list[float]]:
@@ -99,7 +99,7 @@ class G2PO:
 
 
 def hgpo(*, depth: int = 2, gamma: float = 0.95, clip: float = 0.2, divide_by_std: bool = True) -> Algorithm:
-    """Hierarchy-of-groups policy optimization; like the paper's, it has no episode part."""
+    """Hierarchy-of-groups policy optimization, with the episode part that GiGPO has."""
     loss = ClippedSurrogate(clip_low=clip, clip_high=clip)
     return Algorithm(advantages=HGPO(depth=depth, discount=gamma, divide_by_std=divide_by_std), loss=loss)
 

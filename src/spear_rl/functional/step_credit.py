@@ -40,10 +40,12 @@ def hgpo(
     depth: int = 2,
     depth_power: float = 1.0,
     step_weight: float = 1.0,
-    episode_weight: float = 0.0,
+    episode_weight: float = 1.0,
     divide_by_std: bool = False,
 ) -> Tensor:
-    """`step_weight` times the mean over k of the advantage among turns with the same state and k states before it.
+    """Episode advantage plus `step_weight` times the mean over k of the advantage among turns with one k-context.
+
+    The k-context of a turn is its state and the k states before it.
 
     Level k weighs (k + 1) ** `depth_power`. A level whose group is flat, or the turn alone, says nothing about the turn
     and is left out of its mean.

@@ -132,8 +132,8 @@ class AlgorithmConfig:
     """GiGPO, HGPO, G2PO: discount of rewards-to-go."""
     step_weight: Annotated[float, Weight] = 1.0
     """GiGPO, HGPO, GraphGPO, G2PO: weight of the step advantage."""
-    episode_weight: Annotated[float, Weight] | None = None
-    """Weight of the episode advantage beside it; unset is 0 for HGPO, 1 for the others."""
+    episode_weight: Annotated[float, Weight] = 1.0
+    """Weight of the episode advantage beside it; the published HGPO has 0."""
     depth: Annotated[int, Range(0, 1000, unit="states")] = 2
     """HGPO: the most past states that turns of a step group share."""
     depth_power: Annotated[float, Range(0, 100)] = 1.0
