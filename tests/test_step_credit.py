@@ -103,7 +103,7 @@ def test_a_deeper_context_splits_groups_and_never_joins_them(paths, depth):
 def test_hgpo_on_numbers_worked_out_by_hand():
     """Three come to c, two of them through b: all three are compared at depth 0, those two once more at depth 1."""
     group = references.group(walk("bc", won=True), walk("bc"), walk("ac"))
-    rows = HGPO(depth=1, discount=1.0, divide_by_std=False)([group])
+    rows = HGPO(depth=1, discount=1.0, episode_weight=0.0, divide_by_std=False)([group])
     first, second, third = (row[-1] for row in rows)
     assert first == pytest.approx((1 * 2 / 3 + 2 * 1 / 2) / 3)
     assert second == pytest.approx((1 * -1 / 3 + 2 * -1 / 2) / 3)
