@@ -70,7 +70,7 @@ def test_a_run_leaves_everything_behind(spear, tmp_path):
     assert code == 0, text
 
 
-@pytest.mark.parametrize("name", ["dr-grpo", "spear-dr-grpo"])
+@pytest.mark.parametrize("name", ["dr-grpo", "spear-dr-grpo", "hgpo", "graphgpo", "g2po"])
 def test_the_lookup_preset_learns_in_seconds(spear, tmp_path, name):
     assert spear("train", "lookup", f"run.dir={tmp_path / 'run'}", f"algorithm.name={name}")[0] == 0
     success = [row["rollout/success"] for row in logged(tmp_path / "run")]
@@ -78,7 +78,9 @@ def test_the_lookup_preset_learns_in_seconds(spear, tmp_path, name):
     assert sum(success[-5:]) / 5 > 0.8
 
 
-@pytest.mark.parametrize("base", ["grpo", "dr-grpo", "rloo", "gigpo", "dr-bot-grpo", "dr-bot-gigpo"])
+@pytest.mark.parametrize(
+    "base", ["grpo", "dr-grpo", "rloo", "gigpo", "hgpo", "graphgpo", "g2po", "dr-bot-grpo", "dr-bot-gigpo"]
+)
 def test_without_bonus_and_imitation_spear_is_its_base_bit_for_bit(spear, tmp_path, base):
     off = ["algorithm.bonus.mode=none", "algorithm.imitation.enabled=false"]
     for name, extra in ((base, []), (f"spear-{base}", off)):

@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import json
+import os
 import sys
 import warnings
 from collections.abc import Callable

@@ -11,6 +11,7 @@ from spear_rl.algorithms.filters import FlatGroups, Overlong, Repetitive, Unread
 from spear_rl.algorithms.gigpo import Anchor, GiGPO, anchor_of, gigpo
 from spear_rl.algorithms.grpo import dr_grpo, grpo, rloo
 from spear_rl.algorithms.spear import distinct_tool_bonus, spear, tool_bonus, with_covariance_clip
+from spear_rl.algorithms.step_credit import G2PO, HGPO, GraphGPO, g2po, graphgpo, hgpo
 from spear_rl.algorithms.wrapping import SettingError, field_names, with_settings
 from spear_rl.errors import ConfigError, UserError
 from spear_rl.functional.losses import ClippedSurrogate, CovarianceClip, FixedLength, SequenceMean, TokenMean
@@ -66,8 +67,9 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {name: partial(named, name) fo
 BASES = {name: make for name, make in ALGORITHMS.items() if not name.startswith("spear-")}
 
 __all__ = [
-    "ALGORITHMS", "BASES", "Algorithm", "Bonus", "ClippedSurrogate", "CovarianceClip", "FixedLength", "FlatGroups",
-    "GiGPO", "GroupRelative", "Overlong", "Repetitive", "SelfImitation", "SequenceMean", "SettingError", "TokenMean",
-    "ToolBonus", "Unreadable", "Void", "anchor_of", "distinct_tool_bonus", "dr_bot", "dr_grpo", "gigpo", "grpo",
-    "named", "rloo", "spear", "tool_bonus", "with_covariance_clip", "with_settings",
+    "ALGORITHMS", "BASES", "G2PO", "HGPO", "Algorithm", "Bonus", "ClippedSurrogate", "CovarianceClip", "FixedLength",
+    "FlatGroups", "GiGPO", "GraphGPO", "GroupRelative", "Overlong", "Repetitive", "SelfImitation", "SequenceMean",
+    "SettingError", "TokenMean", "ToolBonus", "Unreadable", "Void", "anchor_of", "distinct_tool_bonus", "dr_bot",
+    "dr_grpo", "g2po", "gigpo", "graphgpo", "grpo", "hgpo", "named", "rloo", "spear", "tool_bonus",
+    "with_covariance_clip", "with_settings",
 ]  # fmt: skip

@@ -45,7 +45,7 @@ class Remembered:
     dropped: list[str]
     """Why a turn is not replayed, "" if it is. A turn that did not train on-policy is not replayed either."""
     step_parts: list[float]
-    """GiGPO's step advantages, where they are kept; zeros otherwise."""
+    """Step advantages, where they are kept; zeros otherwise."""
     family: str = ""
     task: str = ""
     number: int = -1
@@ -105,7 +105,7 @@ class SelfImitation:
     scale_by_rows: bool = True
     """Weigh the replay term by episodes drawn over episodes wanted; if off, one episode weighs as much as all."""
     step_parts: Callable[[Sequence[Group]], list[list[float]]] | None = None
-    """Also keep these per-turn parts of the advantage (GiGPO's), and add them to A'."""
+    """Also keep these per-turn parts of the advantage, and add them to A'."""
     families: dict[str, RewardHistory] | None = None
     """One baseline per task family instead of a global one; a family is added when it is first played."""
     generator: torch.Generator | None = field(default=None, repr=False, compare=False)

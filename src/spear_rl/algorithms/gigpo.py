@@ -2,16 +2,18 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from spear_rl.algorithms.base import Algorithm
+from spear_rl.functional import step_credit as estimators
 from spear_rl.functional.advantages import discounted_returns
 from spear_rl.functional.advantages import gigpo as gigpo_estimator
 from spear_rl.functional.losses import ClippedSurrogate
-from spear_rl.types import Group, Turn
+from spear_rl.types import Group, Stop, Trajectory, Turn
 
 Anchor = Literal["state", "text"]
 
@@ -44,31 +46,18 @@ class GiGPO:
     """What makes two turns visits to the same state, see `anchor_of`."""
 
     def __call__(self, groups: Sequence[Group]) -> list[list[float]]:
-        episodes = [(i, t) for i, group in enumerate(groups) for t in group.trajectories]
-        labels: dict[tuple[int, str], int] = {}
-        returns = [torch.zeros(0, dtype=torch.float64)]
-        states: list[int] = []
-        owners: list[int] = []
-        for n, (i, t) in enumerate(episodes):
-            rewards = torch.tensor([turn.reward + turn.shaping for turn in t.turns], dtype=torch.float64)
-            returns.append(discounted_returns(rewards, discount=self.discount))
-            for m, turn in enumerate(t.turns):
-                state = anchor_of(turn, self.anchor)
-                key = (i, f"={state}" if state else f"#{n}.{m}")
-                states.append(labels.setdefault(key, len(labels)))
-                owners.append(n)
+        table = TurnTable(groups, self.anchor)
         advantages = gigpo_estimator(
-            torch.tensor([t.score for _, t in episodes], dtype=torch.float64),
-            torch.tensor([i for i, _ in episodes], dtype=torch.long),
-            torch.cat(returns),
-            torch.tensor(states, dtype=torch.long),
-            torch.tensor(owners, dtype=torch.long),
+            table.scores,
+            table.groups,
+            table.returns(self.discount),
+            table.states,
+            table.owners,
             step_weight=self.step_weight,
             episode_weight=self.episode_weight,
             divide_by_std=self.divide_by_std,
         )
-        parts = torch.split(advantages, [len(t.turns) for _, t in episodes])
-        return [part.tolist() for part in parts]
+        return table.by_episode(advantages)
 
 
 def gigpo(*, gamma: float = 0.95, step_weight: float = 1.0, clip: float = 0.2, divide_by_std: bool = True) -> Algorithm:
@@ -77,3 +66,67 @@ def gigpo(*, gamma: float = 0.95, step_weight: float = 1.0, clip: float = 0.2, d
         advantages=GiGPO(discount=gamma, step_weight=step_weight, divide_by_std=divide_by_std),
         loss=ClippedSurrogate(clip_low=clip, clip_high=clip),
     )
+
+
+@dataclass(slots=True)
+class TurnTable:
+    """The turns of all episodes in one row, as the estimators take them."""
+
+    played: Sequence[Group]
+    anchor: Anchor = "state"
+    episodes: list[tuple[int, Trajectory]] = field(init=False)
+    groups: Tensor = field(init=False)
+    owners: Tensor = field(init=False)
+    states: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.episodes = [(i, t) for i, group in enumerate(self.played) for t in group.trajectories]
+        labels: dict[tuple[int, str] | tuple[int, int], int] = {}
+        states: list[int] = []
+        owners: list[int] = []
+        for n, (i, t) in enumerate(self.episodes):
+            for turn in t.turns:
+                key = anchor_of(turn, self.anchor)
+                states.append(labels.setdefault((i, key) if key else (i, len(states)), len(labels)))
+                owners.append(n)
+        self.groups = torch.tensor([i for i, _ in self.episodes], dtype=torch.long)
+        self.owners = torch.tensor(owners, dtype=torch.long)
+        self.states = torch.tensor(states, dtype=torch.long)
+
+    @property
+    def scores(self) -> Tensor:
+        return torch.tensor([t.score for _, t in self.episodes], dtype=torch.float64)
+
+    @property
+    def rewards(self) -> Tensor:
+        """Per turn: the environment's reward and the format term."""
+        own = [turn.reward + turn.shaping for _, t in self.episodes for turn in t.turns]
+        return torch.tensor(own, dtype=torch.float64)
+
+    def returns(self, discount: float) -> Tensor:
+        episodes = torch.split(self.rewards, self._lengths)
+        return torch.cat([self.rewards[:0], *(discounted_returns(own, discount=discount) for own in episodes)])
+
+    def next_states(self) -> Tensor:
+        """Per turn: the state it led to, or how its episode ended there."""
+        following = self.states.roll(-1).tolist()
+        last = -1
+        for _, t in self.episodes:
+            last += len(t.turns)
+            if t.turns:
+                lost = estimators.FAILURE if t.stop is Stop.DONE else estimators.UNKNOWN
+                following[last] = estimators.SUCCESS if t.success else lost
+        return torch.tensor(following, dtype=torch.long)
+
+    def success_rewards(self) -> Tensor:
+        """Per episode: the highest reward of a success of its group; 1 where there is none above 0."""
+        best = [max((t.reward for t in group.trajectories if t.success), default=0.0) for group in self.played]
+        worth = [best[i] if best[i] > 0 else 1.0 for i, _ in self.episodes]
+        return torch.tensor(worth, dtype=torch.float64)
+
+    def by_episode(self, advantages: Tensor) -> list[list[float]]:
+        return [part.tolist() for part in torch.split(advantages, self._lengths)]
+
+    @property
+    def _lengths(self) -> list[int]:
+        return [len(t.turns) for _, t in self.episodes]

@@ -55,9 +55,9 @@ def spear(
         replay_loss: of replayed episodes, taken as it is; by default the on-policy loss with `covariance` and without
             its entropy bonus.
         admit_by_score: store what beats its siblings by the base's own advantages, with bonus, format terms and
-            GiGPO's step part in them, instead of by the task's reward alone.
+            the step part of GiGPO and the like in them, instead of by the task's reward alone.
         divide_by_std: divide A' by a typical std of recent groups; None does as the base's advantages do.
-        keep_step_part: replay GiGPO's step advantage too, not the episode part only.
+        keep_step_part: replay the step advantage of GiGPO and the like too, not the episode part only.
         options: any other field of `SelfImitation`: fraction, gate, percentile, reweight, require_tool, ...
     """
     if bonus is not None:
@@ -108,11 +108,15 @@ def _replay_loss(loss: LossFn, covariance: CovarianceClip | None) -> LossFn:
 
 def _episode_part(base: Algorithm) -> Any:
     """The base's advantages without a step part: a discounted return would tell apart wins that the task pays alike."""
-    known = "step_weight" in field_names(base.advantages)
-    return replace(base.advantages, step_weight=0.0) if known else base.advantages  # type: ignore[type-var]
+    known, own = field_names(base.advantages), {"step_weight": 0.0}
+    if "step_weight" not in known:
+        return base.advantages
+    if "episode_weight" in known:  # a base may learn from its step part alone
+        own["episode_weight"] = base.advantages.episode_weight or 1.0  # type: ignore[attr-defined]
+    return replace(base.advantages, **own)  # type: ignore[type-var]
 
 
 def _step_parts(base: Algorithm) -> Any:
     if "episode_weight" in field_names(base.advantages):
         return replace(base.advantages, episode_weight=0.0)  # type: ignore[type-var]
-    raise SettingError("keep_step_part", "it needs a base with step advantages: gigpo, or dr_bot over gigpo")
+    raise SettingError("keep_step_part", "it needs a base with step advantages, e.g. gigpo, or dr_bot over gigpo")

@@ -21,6 +21,7 @@ from spear_rl.functional.losses import (
     token_covariance,
     token_mean,
 )
+from spear_rl.functional.step_credit import distances_to_success, g2po, graphgpo, hgpo, nested_contexts
 
 __all__ = [
     "Constant",
@@ -35,12 +36,17 @@ __all__ = [
     "constant",
     "cosine",
     "discounted_returns",
+    "distances_to_success",
     "fixed_length_mean",
+    "g2po",
     "gigpo",
+    "graphgpo",
     "group_relative",
+    "hgpo",
     "high_covariance_penalty",
     "keep_low_covariance",
     "leave_one_out",
+    "nested_contexts",
     "recalibrate",
     "reference_kl",
     "sequence_mean",

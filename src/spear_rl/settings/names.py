@@ -14,6 +14,9 @@ BASES = {
     "dr-grpo": "spear_rl.algorithms.grpo:dr_grpo",
     "rloo": "spear_rl.algorithms.grpo:rloo",
     "gigpo": "spear_rl.algorithms.gigpo:gigpo",
+    "hgpo": "spear_rl.algorithms.step_credit:hgpo",
+    "graphgpo": "spear_rl.algorithms.step_credit:graphgpo",
+    "g2po": "spear_rl.algorithms.step_credit:g2po",
 }
 """The base algorithms, named as a user names his own. A new algorithm is a file and a line here."""
 

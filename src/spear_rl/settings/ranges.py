@@ -186,7 +186,9 @@ def require_known(option: str, value: str, names: Iterable[str], *, what: str) -
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """A question with the most similar known word, or nothing."""
-    close = difflib.get_close_matches(word[:200].strip("'"), list(known), n=1, cutoff=0.5)
+    word = word[:200].strip("'")
+    close = difflib.get_close_matches(word, list(known), cutoff=0.5)
+    close.sort(key=lambda name: sorted(name) != sorted(word))  # swapped letters are the likeliest slip
     return f"; did you mean {close[0]}?" if close else ""
 
 

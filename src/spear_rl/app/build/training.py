@@ -37,6 +37,7 @@ __all__ = ["Player", "algorithm_of", "engine_of", "runner_of", "sampling_of", "t
 
 OWN = [
     *("invalid_penalty", "format_bonus", "divide_by_std", "discount", "step_weight"),
+    *("episode_weight", "depth", "depth_power", "distance_discount"),
     *("clip_low", "clip_high", "dual_clip", "entropy_bonus", "kl"),
 ]
 """Settings of a base: fields, under the same names, of an algorithm and of its advantages and loss."""

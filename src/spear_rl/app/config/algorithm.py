@@ -77,7 +77,7 @@ class ImitationConfig:
     age_decay: Annotated[float, Share] = 1.0
     """Multiplies A' for every step of age."""
     keep_step_part: bool = False
-    """GiGPO: replay the step advantage too."""
+    """GiGPO and the like: replay the step advantage too."""
 
 
 @dataclass
@@ -151,13 +151,21 @@ class AlgorithmConfig:
     kl: Annotated[float, Weight] = 0.0
     """Weight of the KL to the cold-started policy; 0 needs no reference model."""
     discount: Annotated[float, Share] = 0.95
-    """GiGPO: discount of rewards-to-go."""
+    """GiGPO, HGPO, G2PO: discount of rewards-to-go."""
     step_weight: Annotated[float, Weight] = 1.0
-    """GiGPO: weight of the step advantage."""
+    """GiGPO, HGPO, GraphGPO, G2PO: weight of the step advantage."""
+    episode_weight: Annotated[float, Weight] = 1.0
+    """Weight of the episode advantage beside it; the published HGPO has 0."""
     anchor: Literal["state", "text"] = "state"
-    """GiGPO: which turns of a group are compared.
+    """GiGPO, HGPO, GraphGPO, G2PO: which turns of a group are in the same state.
     state: those in exactly the same state of the environment, seen or hidden
     text: those with the same observation (the published GiGPO)"""
+    depth: Annotated[int, Range(0, 1000, unit="states")] = 2
+    """HGPO: the most past states that turns of a step group share."""
+    depth_power: Annotated[float, Range(0, 100)] = 1.0
+    """HGPO: a group that shares k past states weighs (k + 1) to this power."""
+    distance_discount: Annotated[float, Share] = 0.1
+    """GraphGPO: worth of a turn that makes the way to success one turn longer, as a share of one that does not."""
     keep_groups: Annotated[float, Range(0, 1, "(]")] = 0.75
     """Dr.BoT: share of groups, those with the largest spread, that trains."""
     max_length: Annotated[int, Range(0, 2**40, unit="tokens")] = 0
