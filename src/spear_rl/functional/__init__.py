@@ -21,6 +21,7 @@ from spear_rl.functional.losses import (
     token_covariance,
     token_mean,
 )
+from spear_rl.functional.values import explained_variance, gae, value_loss, whitened
 
 __all__ = [
     "Constant",
@@ -35,7 +36,9 @@ __all__ = [
     "constant",
     "cosine",
     "discounted_returns",
+    "explained_variance",
     "fixed_length_mean",
+    "gae",
     "gigpo",
     "group_relative",
     "high_covariance_penalty",
@@ -46,4 +49,6 @@ __all__ = [
     "sequence_mean",
     "token_covariance",
     "token_mean",
+    "value_loss",
+    "whitened",
 ]

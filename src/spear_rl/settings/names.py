@@ -14,6 +14,7 @@ BASES = {
     "dr-grpo": "spear_rl.algorithms.grpo:dr_grpo",
     "rloo": "spear_rl.algorithms.grpo:rloo",
     "gigpo": "spear_rl.algorithms.gigpo:gigpo",
+    "ppo": "spear_rl.algorithms.ppo:ppo",
 }
 """The base algorithms, named as a user names his own. A new algorithm is a file and a line here."""
 

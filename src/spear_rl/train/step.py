@@ -14,6 +14,7 @@ import torch
 
 from spear_rl.algorithms.base import Algorithm
 from spear_rl.engines.base import Batch, Engine, ImageBatch, Term
+from spear_rl.train.critic import Judged, judged
 from spear_rl.types import Completion, Group, Metrics, Trajectory, Turn, mean_measures
 
 CollectFn = Callable[[int], list[Group]]
@@ -39,9 +40,15 @@ def train_step(
         groups = algorithm.shaped(collect(step), step)
 
     played = [t for group in groups for t in group.trajectories]
-    turn_advantages = algorithm.advantages(groups)
     dropped = algorithm.dropped(groups)
+    critic: Judged | None = None
+    if algorithm.critic:
+        everything = collate(played, [[0.0] * len(t.turns) for t in played], pad_id=engine.pad_id)
+        critic = judged(algorithm, engine, groups, dropped, everything)
+    turn_advantages = critic.turn_advantages if critic else algorithm.advantages(groups)
     batch = collate(played, turn_advantages, pad_id=engine.pad_id, dropped=dropped)
+    if critic and batch is not None:
+        batch = critic.token_level(batch)
     policy = [Term("policy", batch, algorithm.loss, generator=algorithm.generator)] if batch is not None else []
     if on_played:
         on_played(groups, turn_advantages, dropped)
@@ -62,7 +69,11 @@ def train_step(
             updates = [*minibatches(policy, num_minibatches, rng), *minibatches(replay, num_minibatches, rng)]
         else:
             updates = minibatches([*policy, *replay], num_minibatches, rng)
+        if critic and step < critic.settings.warmup_steps:
+            updates = []
         metrics |= mean_metrics([engine.update(terms) for terms in updates])
+        if critic:
+            metrics |= critic.metrics | mean_metrics(critic.learn(num_minibatches, rng))
         engine.sync()
 
     if imitation:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
-from spear_rl.app.config.algorithm import AlgorithmConfig, BonusConfig, CovarianceConfig, ImitationConfig
+from spear_rl.app.config.algorithm import AlgorithmConfig, BonusConfig, CovarianceConfig, ImitationConfig, PPOConfig
 from spear_rl.app.config.sections import Engine, Eval, Optim, Rollout, Run, Sft, Task
 from spear_rl.errors import ConfigError
 from spear_rl.settings import fields
@@ -15,7 +15,7 @@ from spear_rl.settings.ranges import nearest
 
 __all__ = [
     "AlgorithmConfig", "BonusConfig", "Config", "CovarianceConfig", "Engine", "Eval", "ImitationConfig", "Optim",
-    "Rollout", "Run", "Sft", "Task", "check", "documentation", "flat", "load", "merged", "override", "presets",
+    "PPOConfig", "Rollout", "Run", "Sft", "Task", "check", "documentation", "flat", "load", "merged", "override", "presets",
     "resolved", "sections", "to_toml", "update", "value_of",
 ]  # fmt: skip
 

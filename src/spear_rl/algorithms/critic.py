@@ -1,0 +1,40 @@
+"""What an algorithm says about the critic that the engine holds for it, and what it makes of the critic's values."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from spear_rl.types import Group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Critic:
+    """How the critic that the engine holds is trained. The advantages then have a method `estimate`, as `GAE` has."""
+
+    learning_rate: float | None = None
+    """Its own, constant; None is the policy's at the start of RL."""
+    value_clip: float = 0.2
+    """How far a value may move in one step before its loss goes flat; 0 for no clip."""
+    warmup_steps: int = 0
+    """The critic learns alone for as many steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a critic's values make of the played episodes; one entry per token that the policy wrote, in order."""
+
+    advantages: Tensor
+    returns: Tensor
+    """What the value before the token should have been."""
+    fits: Tensor
+    """True where the critic has such a target."""
+
+
+@runtime_checkable
+class Estimator(Protocol):
+    """Advantages that need a critic's values."""
+
+    def estimate(self, groups: Sequence[Group], values: Tensor) -> Estimate:
+        """`values`: [K] of the state before each token that the policy wrote, in the order of episodes and turns."""

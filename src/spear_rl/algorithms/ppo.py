@@ -1,0 +1,88 @@
+"""PPO: advantages from a critic, which the engine holds, instead of from a group's siblings."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from spear_rl.algorithms.base import Algorithm
+from spear_rl.algorithms.critic import Critic, Estimate
+from spear_rl.errors import ConfigError
+from spear_rl.functional.losses import ClippedSurrogate
+from spear_rl.functional.values import gae
+from spear_rl.types import Group, Stop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GAE:
+    """Generalised advantage estimation over an episode's tokens, or over its turns.
+
+    A turn's reward and format term come at its last token, the episode's bonus at the last of all. What follows a turn's
+    last token is the first token of the next turn: the environment's words are no step of the policy.
+    """
+
+    gamma: float = 1.0
+    """Discount per token or per turn, as `level` says."""
+    lam: float = 0.95
+    """1 is return minus value, 0 the error of one step."""
+    level: Literal["token", "turn"] = "token"
+    """`turn` has one value per turn, at the end of its prompt, and one advantage for all its tokens."""
+    bootstrap: bool = False
+    """An episode that a limit cut off is worth, after it, its last value; if off, nothing: the limit is part of the task."""
+    divide_by_std: bool = True
+    """Whiten: mean 0 and std 1 over the tokens that train."""
+
+    def __call__(self, groups: Sequence[Group]) -> list[list[float]]:
+        raise ConfigError("PPO's advantages need the values of a critic: train it with `spear train`")
+
+    def estimate(self, groups: Sequence[Group], values: Tensor) -> Estimate:
+        """Advantages and targets, before any whitening.
+
+        Args:
+            values: [K] of the state before each token that the policy wrote, in the order of episodes and turns.
+        """
+        played = [t for group in groups for t in group.trajectories]
+        rewards, sizes, counts = [], [], []
+        for trajectory in played:
+            own, owed = [], 0.0
+            for turn in trajectory.turns:
+                length, paid = len(turn.completion.token_ids), turn.reward + turn.shaping + owed
+                # A turn without a token is no step: what it earned counts for the step before it, or else after it.
+                owed = 0.0 if length or own else paid
+                if length:
+                    steps = 1 if self.level == "turn" else length
+                    own += [0.0] * (steps - 1) + [paid]
+                    sizes += [length] if self.level == "turn" else [1] * length
+                elif own:
+                    own[-1] += paid
+            if own:
+                own[-1] += trajectory.bonus
+            rewards += own
+            counts.append(len(own))
+        spans = torch.tensor(sizes, dtype=torch.long)
+        first = spans.cumsum(0) - spans
+        lengths = torch.tensor(counts, dtype=torch.long)
+        mask = torch.arange(max(counts, default=0)) < lengths[:, None]
+        known = values.to("cpu", torch.float64)[first]
+        padded = torch.zeros(2, *mask.shape, dtype=torch.float64)
+        padded[0][mask], padded[1][mask] = torch.tensor(rewards, dtype=torch.float64), known
+        last = torch.zeros(len(played), dtype=torch.float64)
+        if self.bootstrap and mask.any():
+            cut = torch.tensor([t.stop is not Stop.DONE for t in played]) & (lengths > 0)
+            last = torch.where(cut, padded[1].gather(1, (lengths - 1).clamp(min=0)[:, None])[:, 0], last)
+        advantages = gae(padded[0], padded[1], mask, gamma=self.gamma, lam=self.lam, last_values=last)[mask]
+        fits = torch.zeros(len(values), dtype=torch.bool)
+        fits[first] = True
+        returns = torch.zeros(len(values), dtype=torch.float64).index_put((first,), advantages + known)
+        return Estimate(advantages.repeat_interleave(spans), returns, fits)
+
+
+def ppo(*, clip: float = 0.2, gamma: float = 1.0, lam: float = 0.95) -> Algorithm:
+    """The original: symmetric clip, whitened GAE, clipped value loss."""
+    return Algorithm(
+        advantages=GAE(gamma=gamma, lam=lam),
+        loss=ClippedSurrogate(clip_low=clip, clip_high=clip),
+        critic=Critic(),
+    )
