@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from conftest import logged
-from spear_rl.app.build.training import algorithm_of
+from spear_rl.app.build.training import PPO, algorithm_of
 from spear_rl.app.config import Config, flat, load, override, to_toml, update
 from spear_rl.app.resume import FIXED, opened, settings_text, start_of, stored
 from spear_rl.app.train import train_from
@@ -140,7 +140,7 @@ CHOICES = {
     "algorithm.imitation.update": "separate", "algorithm.covariance.replay": "kl",
     "algorithm.covariance.on_policy": "clip", "eval.split": "test",
     "algorithm.divide_by_std": "true", "algorithm.dual_clip": "3.0", "algorithm.imitation.unit": "turns",
-    "algorithm.imitation.divide_by_std": "true",
+    "algorithm.imitation.divide_by_std": "true", "algorithm.ppo.level": "turn",
 }  # fmt: skip
 
 
@@ -169,7 +169,8 @@ def test_every_setting_is_either_changed_and_said_so_or_refused_before_anything_
 def not_for_this_one(old_name: str) -> list[str]:
     """Settings that an algorithm does not have: changing them would change nothing."""
     assert old_name == "spear-dr-grpo"
-    return ["algorithm.discount", "algorithm.step_weight", "algorithm.keep_groups", "algorithm.max_length"]
+    ppo = [f"algorithm.ppo.{name}" for name in PPO]
+    return ["algorithm.discount", "algorithm.step_weight", "algorithm.keep_groups", "algorithm.max_length", *ppo]
 
 
 @pytest.mark.parametrize(

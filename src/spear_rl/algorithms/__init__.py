@@ -66,8 +66,8 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {name: partial(named, name) fo
 BASES = {name: make for name, make in ALGORITHMS.items() if not name.startswith("spear-")}
 
 __all__ = [
-    "ALGORITHMS", "BASES", "Algorithm", "Bonus", "ClippedSurrogate", "CovarianceClip", "Critic", "Estimate", "FixedLength",
-    "FlatGroups", "GAE", "GiGPO", "GroupRelative", "Overlong", "Repetitive", "SelfImitation", "SequenceMean", "SettingError", "TokenMean",
-    "ToolBonus", "Unreadable", "Void", "distinct_tool_bonus", "dr_bot", "dr_grpo", "gigpo", "grpo", "named", "ppo", "rloo",
-    "spear", "tool_bonus", "with_covariance_clip", "with_settings",
+    "ALGORITHMS", "BASES", "GAE", "Algorithm", "Bonus", "ClippedSurrogate", "CovarianceClip", "Critic", "Estimate",
+    "FixedLength", "FlatGroups", "GiGPO", "GroupRelative", "Overlong", "Repetitive", "SelfImitation", "SequenceMean",
+    "SettingError", "TokenMean", "ToolBonus", "Unreadable", "Void", "distinct_tool_bonus", "dr_bot", "dr_grpo",
+    "gigpo", "grpo", "named", "ppo", "rloo", "spear", "tool_bonus", "with_covariance_clip", "with_settings",
 ]  # fmt: skip

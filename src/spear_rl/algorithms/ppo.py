@@ -19,8 +19,8 @@ from spear_rl.types import Group, Stop
 class GAE:
     """Generalised advantage estimation over an episode's tokens, or over its turns.
 
-    A turn's reward and format term come at its last token, the episode's bonus at the last of all. What follows a turn's
-    last token is the first token of the next turn: the environment's words are no step of the policy.
+    A turn's reward and format term come at its last token, the episode's bonus at the last of all. After a turn's last
+    token comes the first of the next turn: the environment's words are no step of the policy.
     """
 
     gamma: float = 1.0
@@ -30,7 +30,7 @@ class GAE:
     level: Literal["token", "turn"] = "token"
     """`turn` has one value per turn, at the end of its prompt, and one advantage for all its tokens."""
     bootstrap: bool = False
-    """An episode that a limit cut off is worth, after it, its last value; if off, nothing: the limit is part of the task."""
+    """After a limit cut an episode off, it is worth its last value; if off, nothing: the limit is part of the task."""
     divide_by_std: bool = True
     """Whiten: mean 0 and std 1 over the tokens that train."""
 
@@ -44,9 +44,12 @@ class GAE:
             values: [K] of the state before each token that the policy wrote, in the order of episodes and turns.
         """
         played = [t for group in groups for t in group.trajectories]
-        rewards, sizes, counts = [], [], []
+        rewards: list[float] = []
+        sizes: list[int] = []
+        counts: list[int] = []
         for trajectory in played:
-            own, owed = [], 0.0
+            own: list[float] = []
+            owed = 0.0
             for turn in trajectory.turns:
                 length, paid = len(turn.completion.token_ids), turn.reward + turn.shaping + owed
                 # A turn without a token is no step: what it earned counts for the step before it, or else after it.

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class Critic:
     """Values of a policy's states, with an optimizer of its own; the policy's weights are copied once, at the start.
 
-    The head starts at zero, so that all first values are 0. What of the policy does not train, as under an adapter, does
-    not train here either.
+    The head starts at zero, so that all first values are 0. What of the policy is frozen, as under an adapter, is
+    frozen here too.
 
     Args:
         policy: a transformers model whose `base_model` returns the last hidden state.
@@ -46,40 +46,45 @@ class Critic:
             self._masters = MasterWeights(model.base_model, policy.get_input_embeddings().weight.dtype)
             prepare.prepare_layers(model, packed=packed, compiled=False, checkpointing=checkpointing)
             self._trunk = model.base_model
-            self._head = nn.utils.skip_init(nn.Linear, _width(policy), 1, device=policy.device)  # draws no random number
-        nn.init.zeros_(self._head.weight)
-        nn.init.zeros_(self._head.bias)
+            width = policy.config.get_text_config().hidden_size
+            self._head = torch.zeros(width + 1, device=policy.device, requires_grad=True)  # the last entry is the bias
         self._own = {"lr": learning_rate, "weight_decay": weight_decay}
-        self._optimizer = torch.optim.AdamW(self._trained, **self._own, fused=policy.device.type == "cuda" or None)
+        fused = policy.device.type == "cuda" or None
+        self._optimizer = torch.optim.AdamW(self._trained, lr=learning_rate, weight_decay=weight_decay, fused=fused)
 
     @property
     def _trained(self) -> list[Tensor]:
-        return [*self._masters.trained, self._head.weight, self._head.bias]
+        return [*self._masters.trained, self._head]
 
     def values(self, batch: Batch) -> Tensor:
-        out = torch.zeros(batch.mask.shape, device=self._head.weight.device)
+        out = torch.zeros(batch.mask.shape, device=self._head.device)
         with torch.no_grad(), memory_guard("valuing rows", self._advice):
             for part in self._cut(batch):
                 out[part.rows, : part.width] = self._values(part)
         return out
 
     def _values(self, part: MicroBatch) -> Tensor:
-        hidden = self._trunk(**part.model_inputs, use_cache=False).last_hidden_state[part.predictors]
+        states = getattr(self._trunk(**part.model_inputs, use_cache=False), "last_hidden_state", None)
+        if states is None:
+            raise UserError(
+                f"engine.model: {type(self._trunk).__name__} gives no last hidden state for a critic to read"
+            )
+        hidden = states[part.predictors]
         zeros = torch.zeros((len(part.rows), part.width), device=hidden.device)
-        return zeros.index_put(part.target_index, self._head(hidden.float()).squeeze(-1))
+        return zeros.index_put(part.target_index, hidden.float() @ self._head[:-1] + self._head[-1])
 
     def update(self, batch: Batch, old_values: Tensor, returns: Tensor, *, clip: float | None) -> Metrics:
         if self._checkpointing:
             prepare.checkpoint_layers(self._trunk)
         self._optimizer.zero_grad(set_to_none=True)
-        columns = [x.to(self._head.weight.device) for x in (old_values, returns, batch.mask)]
+        columns = [x.to(self._head.device) for x in (old_values, returns, batch.mask)]
         loss, silenced = 0.0, 0.0
         with memory_guard("learning values", self._advice):
             for part in self._cut(batch):
                 old, wanted, mask = (x[part.rows, : part.width] for x in columns)
                 found = value_loss(self._values(part), old, wanted, mask, clip=clip)
                 share = float(mask.sum() / columns[2].sum())  # a token weighs the same, however the batch is cut
-                (share * found[0]).backward()
+                torch.autograd.backward(share * found[0])
                 loss, silenced = loss + share * float(found[0].detach()), silenced + share * float(found[1])
             norm = float(nn.utils.clip_grad_norm_(self._trained, self._max_grad_norm))
             if not math.isfinite(norm):
@@ -95,7 +100,7 @@ class Critic:
             self._masters.check(bound, self._optimizer)
         except NonFiniteLossError as error:
             raise NonFiniteLossError("the critic has diverged and was not saved") from error
-        if not largest_entry([self._head.weight, self._head.bias]) <= bound:
+        if not largest_entry([self._head]) <= bound:
             raise NonFiniteLossError("the critic has diverged and was not saved")
 
     def state_dict(self) -> dict[str, Any]:
@@ -110,14 +115,3 @@ class Critic:
         self._optimizer.load_state_dict(state["optimizer"])
         for group in self._optimizer.param_groups:
             group.update(self._own)  # the present settings, not the saved ones
-
-
-def _width(policy: Any) -> int:
-    """Of the last hidden state, or one sentence why a critic cannot read it."""
-    ids = torch.arange(1, 3, device=policy.device)[None]
-    with torch.no_grad():
-        hidden = getattr(policy.base_model(input_ids=ids, use_cache=False), "last_hidden_state", None)
-    if hidden is None:
-        kind = type(policy).__name__
-        raise UserError(f"engine.model: {kind} gives no last hidden state for a critic to read; take another algorithm")
-    return int(hidden.shape[-1])

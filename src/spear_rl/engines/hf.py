@@ -134,9 +134,11 @@ class HFEngine:
         self._reference = prepare.frozen_copy(origin, like=self.model, packed=self.packed)
 
     def hold_critic(self, learning_rate: float) -> None:
-        own = {"weight_decay": self._weight_decay, "max_grad_norm": self._max_grad_norm, "advice": self._advice}
-        own |= {"packed": self.packed, "checkpointing": self._checkpointing, "learning_rate": learning_rate}
-        self.critic = Critic(self.model, lambda batch: map(self._with_pixels, self._micro_batches(batch)), **own)
+        self.critic = Critic(
+            self.model, lambda batch: map(self._with_pixels, self._micro_batches(batch)), learning_rate=learning_rate,
+            weight_decay=self._weight_decay, max_grad_norm=self._max_grad_norm, packed=self.packed,
+            checkpointing=self._checkpointing, advice=self._advice,
+        )  # fmt: skip
 
     def generate(self, prompts: Sequence[list[int]]) -> list[Completion]:
         return (self._sampler or self._native).generate(prompts)

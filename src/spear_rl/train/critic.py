@@ -61,7 +61,7 @@ class Judged:
         order = list(range(len(batch))) if count == 1 else rng.sample(range(len(batch)), len(batch))
         parts = [torch.tensor(order[number::count]) for number in range(min(count, len(order)))]
         clip = self.settings.value_clip or None
-        return [self.model.update(batch.rows(n), old[n], returns[n], clip=clip) for n in parts]
+        return [self.model.update(batch.rows(n), old[n], returns[n], clip=clip) for n in parts if batch.mask[n].any()]
 
     @property
     def metrics(self) -> Metrics:

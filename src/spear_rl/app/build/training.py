@@ -40,7 +40,7 @@ OWN = [
 ]
 """Settings of a base: fields, under the same names, of an algorithm and of its advantages and loss."""
 PPO = ["level", "gamma", "lam", "bootstrap", "learning_rate", "value_clip", "warmup_steps"]
-"""Settings of `algorithm.ppo`: fields, under the same names, of the advantages and the critic of an algorithm with one."""
+"""Settings of `algorithm.ppo`: fields, under the same names, of the advantages and the critic."""
 SAME = [
     *("capacity", "max_age", "fraction", "gate", "percentile", "reweight", "require_tool", "age_decay", "update"),
     *("keep_step_part", "admit_by_score", "skip_invalid", "scale_by_rows", "unit", "divide_by_std"),

@@ -15,8 +15,8 @@ from spear_rl.settings.ranges import nearest
 
 __all__ = [
     "AlgorithmConfig", "BonusConfig", "Config", "CovarianceConfig", "Engine", "Eval", "ImitationConfig", "Optim",
-    "PPOConfig", "Rollout", "Run", "Sft", "Task", "check", "documentation", "flat", "load", "merged", "override", "presets",
-    "resolved", "sections", "to_toml", "update", "value_of",
+    "PPOConfig", "Rollout", "Run", "Sft", "Task", "check", "documentation", "flat", "load", "merged", "override",
+    "presets", "resolved", "sections", "to_toml", "update", "value_of",
 ]  # fmt: skip
 
 

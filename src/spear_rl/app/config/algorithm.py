@@ -119,8 +119,8 @@ class PPOConfig:
     lam: Annotated[float, Share] = 0.95
     """Lambda: 1 is return minus value, 0 the error of one step."""
     bootstrap: bool = False
-    """Count an episode that a limit cut off as worth its last value after it; off, as ended with nothing more to come."""
-    learning_rate: Annotated[float, Range(0, 10, "(]")] | None = None
+    """After a limit cut an episode off, count its last value; off, nothing: the limit is part of the task."""
+    learning_rate: Annotated[float, Range(0, 1, "(]")] | None = None
     """The critic's, constant; unset is optim.learning_rate."""
     value_clip: Annotated[float, Range(0, 1_000_000)] = 0.2
     """How far a value may move in one step before its loss goes flat; 0 is no clip."""
