@@ -227,7 +227,7 @@ def numbered(rng: random.Random) -> list[Group]:
 def test_every_token_trains_with_its_own_advantage_and_every_value_with_its_own_target(seed, level, drops, parts):
     rng = random.Random(seed)
     groups, estimator = numbered(rng), GAE(lam=0.7, gamma=0.9, level=level, divide_by_std=False)
-    base = replace(ppo(), advantages=estimator, invalid_penalty=0.25)
+    base = replace(ppo(), advantages=estimator, invalid_penalty=0.25, critic=Critic(value_clip=0.2))
     algorithm = replace(dr_bot(base, keep_groups=1.0), advantages=estimator) if drops else base
     shaped = algorithm.shaped(groups, 0)
     turns = [t for g in shaped for e in g.trajectories for t in e.turns]
@@ -407,7 +407,7 @@ def test_under_an_adapter_the_critics_trunk_trains_its_adapter_alone(tokenizer):
 
 def test_every_setting_reaches_its_record():
     changes = {"level": "turn", "gamma": 0.9, "lam": 0.5, "bootstrap": True}
-    own = {"learning_rate": 0.01, "value_clip": 0.0, "warmup_steps": 3}
+    own = {"learning_rate": 0.01, "value_clip": 0.5, "warmup_steps": 3}
     overrides = [f"algorithm.ppo.{name}={str(x).lower()}" for name, x in (changes | own).items()]
     made = algorithm_of(load(None, ["algorithm.name=spear-dr-bot-ppo", *overrides]))
     assert made.advantages == GAE(divide_by_std=False, **changes)
@@ -437,9 +437,12 @@ def test_verl_refuses_a_critic_in_one_sentence(name):
         launch.config_of({"algorithm": {"name": name}})
 
 
-def test_its_advantages_without_values_are_an_error_that_says_so():
-    with pytest.raises(ConfigError, match="need the values of a critic"):
-        ppo().advantages([group(1.0, 0.0)])
+def test_its_advantages_without_values_are_those_of_a_critic_that_says_zero():
+    groups = [group(episode(turn(), turn(1.0)), episode(turn(0.5), turn(tokens=())))]
+    assert GAE(divide_by_std=False)(groups) == [[1.0, 1.0], [0.5, 0.0]]
+    shown = []
+    one_step(ppo(), groups, on_played=lambda _, advantages, dropped: shown.extend(advantages))
+    assert ppo().advantages(groups) == shown
 
 
 def no_estimate() -> Algorithm:

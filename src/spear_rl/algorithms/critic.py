@@ -15,7 +15,7 @@ class Critic:
 
     learning_rate: float | None = None
     """Its own, constant; None is the policy's at the start of RL."""
-    value_clip: float = 0.2
+    value_clip: float = 0.0
     """How far a value may move in one step before its loss goes flat; 0 for no clip."""
     warmup_steps: int = 0
     """The critic learns alone for as many steps."""
@@ -30,6 +30,13 @@ class Estimate:
     """What the value before the token should have been."""
     fits: Tensor
     """True where the critic has such a target."""
+
+
+def per_turn(advantages: Tensor, groups: Sequence[Group]) -> list[list[float]]:
+    """For every episode, in order, the mean advantage of each turn's tokens; 0 for a turn without any."""
+    played = [t for group in groups for t in group.trajectories]
+    parts = iter(advantages.split([len(turn.completion.token_ids) for t in played for turn in t.turns]))
+    return [[float(part.mean()) if len(part) else 0.0 for part in (next(parts) for _ in t.turns)] for t in played]
 
 
 @runtime_checkable

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from spear_rl.algorithms.base import Algorithm
-from spear_rl.algorithms.critic import Critic, Estimate
-from spear_rl.errors import ConfigError
+from spear_rl.algorithms.critic import Critic, Estimate, per_turn
 from spear_rl.functional.losses import ClippedSurrogate
-from spear_rl.functional.values import gae
+from spear_rl.functional.values import gae, whitened
 from spear_rl.types import Group, Stop
 
 
@@ -25,7 +24,7 @@ class GAE:
 
     gamma: float = 1.0
     """Discount per token or per turn, as `level` says."""
-    lam: float = 0.95
+    lam: float = 1.0
     """1 is return minus value, 0 the error of one step."""
     level: Literal["token", "turn"] = "token"
     """`turn` has one value per turn, at the end of its prompt, and one advantage for all its tokens."""
@@ -35,7 +34,12 @@ class GAE:
     """Whiten: mean 0 and std 1 over the tokens that train."""
 
     def __call__(self, groups: Sequence[Group]) -> list[list[float]]:
-        raise ConfigError("PPO's advantages need the values of a critic: train it with `spear train`")
+        """One advantage per turn as a new critic gives it, whose values are all 0."""
+        count = sum(t.num_tokens for group in groups for t in group.trajectories)
+        advantages = self.estimate(groups, torch.zeros(count)).advantages
+        if self.divide_by_std:
+            advantages = whitened(advantages, torch.ones(count, dtype=torch.bool))
+        return per_turn(advantages, groups)
 
     def estimate(self, groups: Sequence[Group], values: Tensor) -> Estimate:
         """Advantages and targets, before any whitening.
@@ -82,8 +86,8 @@ class GAE:
         return Estimate(advantages.repeat_interleave(spans), returns, fits)
 
 
-def ppo(*, clip: float = 0.2, gamma: float = 1.0, lam: float = 0.95) -> Algorithm:
-    """The original: symmetric clip, whitened GAE, clipped value loss."""
+def ppo(*, clip: float = 0.2, gamma: float = 1.0, lam: float = 1.0) -> Algorithm:
+    """The original: symmetric clip, whitened GAE; the value loss is clipped where the critic says so."""
     return Algorithm(
         advantages=GAE(gamma=gamma, lam=lam),
         loss=ClippedSurrogate(clip_low=clip, clip_high=clip),

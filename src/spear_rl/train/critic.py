@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from spear_rl.algorithms.base import Algorithm
-from spear_rl.algorithms.critic import Critic, Estimate, Estimator
+from spear_rl.algorithms.critic import Critic, Estimate, Estimator, per_turn
 from spear_rl.engines.base import Batch, CriticEngine, Engine, ValueModel
 from spear_rl.errors import ConfigError
 from spear_rl.functional.values import explained_variance, whitened
@@ -89,15 +89,13 @@ def judged(
         raise ValueError("PPO needs an engine after hold_critic, and advantages with a method estimate, as GAE has")
     values = torch.zeros(0) if batch is None else model.values(batch).cpu()[batch.mask]
     estimate = estimator.estimate(groups, values)
-    played = [t for group in groups for t in group.trajectories]
-    completions = [turn.completion for t in played for turn in t.turns]
+    completions = [turn.completion for group in groups for t in group.trajectories for turn in t.turns]
     sizes = [len(completion.token_ids) for completion in completions]
     trains = torch.tensor([not why for turns in dropped for why in turns], dtype=torch.bool)
     trains, advantages = trains.repeat_interleave(torch.tensor(sizes, dtype=torch.long)), estimate.advantages
     if getattr(estimator, "divide_by_std", False):
         advantages = whitened(advantages, trains)
-    means = iter([float(part.mean()) if len(part) else 0.0 for part in advantages.split(sizes)])
-    turn_advantages = [[next(means) for _ in t.turns] for t in played]
+    turn_advantages = per_turn(advantages, groups)
     if any(completion.weights for completion in completions):
         weights = chain.from_iterable(c.weights or [1.0] * n for c, n in zip(completions, sizes, strict=True))
         advantages = advantages * torch.tensor(list(weights))

@@ -78,12 +78,12 @@ def algorithm_of(config: Config) -> Algorithm:
         )
     except SettingError as error:
         part = "replay" if covariance.on_policy == "none" else "on_policy"
-        own = f"ppo.{error.name}" if error.name in PPO else error.name
+        section, own = (default.ppo, f"ppo.{error.name}") if error.name in PPO else (default, error.name)
         key, way_out = {
             "covariance": (f"covariance.{part}", f"set algorithm.covariance.{part}=none"),
             "keep_step_part": ("imitation.keep_step_part", "set algorithm.name to one with gigpo"),
             "bonus": ("bonus.mode", "set algorithm.bonus.mode=none to keep the base's"),
-        }.get(error.name, (own, f"leave it out (unset it is {str(value_of(default, own)).lower()})"))
+        }.get(error.name, (own, f"leave it out (unset it is {str(getattr(section, error.name, None)).lower()})"))
         value = str(value_of(settings, key)).lower()
         raise ConfigError(
             f"algorithm.{key}={value}: {error.sentence}; with algorithm.name={settings.name} {way_out}"

@@ -116,14 +116,14 @@ class PPOConfig:
     turn: every turn; its tokens share the advantage"""
     gamma: Annotated[float, Share] = 1.0
     """Discount per token or per turn."""
-    lam: Annotated[float, Share] = 0.95
+    lam: Annotated[float, Share] = 1.0
     """Lambda: 1 is return minus value, 0 the error of one step."""
     bootstrap: bool = False
     """After a limit cut an episode off, count its last value; off, nothing: the limit is part of the task."""
     learning_rate: Annotated[float, Range(0, 1, "(]")] | None = None
     """The critic's, constant; unset is optim.learning_rate."""
-    value_clip: Annotated[float, Range(0, 1_000_000)] = 0.2
-    """How far a value may move in one step before its loss goes flat; 0 is no clip."""
+    value_clip: Annotated[float, Range(0, 1_000_000)] = 0.0
+    """How far a value may move in one step before its loss goes flat, in units of the reward; 0 is no clip."""
     warmup_steps: Annotated[int, Steps] = 0
     """Steps at the start in which the critic learns alone."""
 
