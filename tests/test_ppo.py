@@ -496,3 +496,14 @@ def test_an_adapter_and_ppo_resume_bit_for_bit(spear, tmp_path):
     code, text = spear("train", f"run.dir={cut}", "run.resume=true", "run.steps=4")
     assert code == 0, text
     assert logged(cut) == logged(whole)
+
+
+def test_the_doctor_counts_the_critic():
+    from spear_rl.app.doctor import estimate
+
+    shared = ["engine.model=smollm2", "engine.device=cpu", "engine.micro_batch_tokens=1024"]
+    without, with_critic = (
+        estimate(load(None, [*shared, f"algorithm.name={n}"]), free=1 << 40)[0] for n in ("grpo", "ppo")
+    )
+    assert with_critic.weights == 2 * without.weights
+    assert with_critic.optimizer == 2 * without.optimizer
