@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from spear_rl.types import Group
@@ -35,7 +36,7 @@ class Estimate:
 def per_turn(advantages: Tensor, groups: Sequence[Group]) -> list[list[float]]:
     """For every episode, in order, the mean advantage of each turn's tokens; 0 for a turn without any."""
     played = [t for group in groups for t in group.trajectories]
-    parts = iter(advantages.split([len(turn.completion.token_ids) for t in played for turn in t.turns]))
+    parts = iter(torch.split(advantages, [len(turn.completion.token_ids) for t in played for turn in t.turns]))
     return [[float(part.mean()) if len(part) else 0.0 for part in (next(parts) for _ in t.turns)] for t in played]
 
 
