@@ -7,11 +7,12 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from spear_rl.engines.base import Batch, Term
 from spear_rl.engines.hf import HFEngine
@@ -88,6 +89,21 @@ def killed_run(run_dir: Path, *settings: str, steps: int) -> None:
     assert 0 < int(done[-1].name.removeprefix("step_")) < steps, "the kill came too late to show anything"
 
 
+class RecordingCritic:
+    """Values every state by the token that follows it, and writes down what it was asked to learn."""
+
+    def __init__(self, worth: Callable[[Tensor], Tensor] = torch.zeros_like) -> None:
+        self._worth = worth
+        self.updates: list[tuple[Batch, Tensor, Tensor, float | None]] = []
+
+    def values(self, batch: Batch) -> Tensor:
+        return torch.where(batch.mask, self._worth(batch.input_ids.float()), 0.0)
+
+    def update(self, batch: Batch, old_values: Tensor, returns: Tensor, *, clip: float | None) -> Metrics:
+        self.updates.append((batch, old_values, returns, clip))
+        return {"critic/value_loss": 0.0}
+
+
 class RecordingEngine:
     """Answers with given texts and writes down what it was asked to learn."""
 
@@ -97,6 +113,10 @@ class RecordingEngine:
         self._tokenizer, self._answers, self._logprob = tokenizer, answers, logprob
         self._asked = 0
         self.updates: list[list[Term]] = []
+        self.critic: RecordingCritic | None = RecordingCritic()
+
+    def hold_critic(self, learning_rate: float) -> None:
+        self.critic = RecordingCritic()
 
     def generate(self, prompts: Sequence[list[int]]) -> list[Completion]:
         out = []

@@ -243,7 +243,7 @@ def test_a_factorys_keywords_are_its_settings():
     assert made == spear(with_settings(dr_bot(grpo(), keep_groups=0.5), clip_high=0.3), max_age=9)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if "ppo" not in name])
 def test_verl_is_given_the_same_algorithm(name):
     config = launch.config_of({"algorithm": {"name": name, "max_length": 1024}, "run": {"steps": 200}})
     algorithm = algorithm_of(config)

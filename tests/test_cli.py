@@ -70,7 +70,7 @@ def test_a_run_leaves_everything_behind(spear, tmp_path):
     assert code == 0, text
 
 
-@pytest.mark.parametrize("name", ["dr-grpo", "spear-dr-grpo", "hgpo", "graphgpo", "g2po"])
+@pytest.mark.parametrize("name", ["dr-grpo", "spear-dr-grpo", "hgpo", "graphgpo", "g2po", "ppo", "spear-ppo"])
 def test_the_lookup_preset_learns_in_seconds(spear, tmp_path, name):
     assert spear("train", "lookup", f"run.dir={tmp_path / 'run'}", f"algorithm.name={name}")[0] == 0
     success = [row["rollout/success"] for row in logged(tmp_path / "run")]
@@ -79,7 +79,20 @@ def test_the_lookup_preset_learns_in_seconds(spear, tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "base", ["grpo", "dr-grpo", "rloo", "gigpo", "hgpo", "graphgpo", "g2po", "dr-bot-grpo", "dr-bot-gigpo"]
+    "base",
+    [
+        "grpo",
+        "dr-grpo",
+        "rloo",
+        "gigpo",
+        "hgpo",
+        "graphgpo",
+        "g2po",
+        "ppo",
+        "dr-bot-grpo",
+        "dr-bot-gigpo",
+        "dr-bot-ppo",
+    ],
 )
 def test_without_bonus_and_imitation_spear_is_its_base_bit_for_bit(spear, tmp_path, base):
     off = ["algorithm.bonus.mode=none", "algorithm.imitation.enabled=false"]
@@ -96,7 +109,7 @@ def test_two_runs_of_one_seed_are_the_same_and_of_two_seeds_are_not(spear, tmp_p
     assert logged(tmp_path / "a") == logged(tmp_path / "b") != logged(tmp_path / "c")
 
 
-@pytest.mark.parametrize("name", ["spear-grpo", "spear-dr-bot-gigpo"])
+@pytest.mark.parametrize("name", ["spear-grpo", "spear-dr-bot-gigpo", "spear-ppo"])
 def test_a_killed_run_resumes_bit_for_bit(spear, tmp_path, name):
     settings = [*SMALL, "run.steps=11", "run.checkpoint_every=3", f"algorithm.name={name}", "run.seed=5"]
     settings += ["sft.episodes=128", "sft.epochs=4", "rollout.num_tasks=8", "algorithm.imitation.warm_steps=2"]

@@ -26,7 +26,7 @@ FACE = {
     "spear_rl.functional.schedules": ["cosine", "constant"],
     "spear_rl.replay": ["ReplayBuffer", "RewardHistory"],
     "spear_rl.replay.buffer": ["ReplayBuffer", "RewardHistory"],
-    "spear_rl.algorithms": ["ALGORITHMS", "Algorithm", "grpo", "dr_grpo", "rloo", "gigpo", "dr_bot", "spear"],
+    "spear_rl.algorithms": ["ALGORITHMS", "Algorithm", "grpo", "dr_grpo", "rloo", "gigpo", "ppo", "dr_bot", "spear"],
     "spear_rl.algorithms.base": ["Algorithm"],
     "spear_rl.rollout": ["Environment", "Task", "Observation", "StepResult", "collect_groups"],
     "spear_rl.rollout.env": ["Environment", "Task", "Observation", "StepResult"],

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from conftest import logged
-from spear_rl.app.build.training import algorithm_of
+from spear_rl.app.build.training import PPO, algorithm_of
 from spear_rl.app.config import Config, FiltersConfig, flat, load, override, to_toml, update
 from spear_rl.app.resume import FIXED, opened, settings_text, start_of, stored
 from spear_rl.app.train import train_from
@@ -141,7 +141,7 @@ CHOICES = {
     "algorithm.covariance.on_policy": "clip", "eval.split": "test",
     "algorithm.divide_by_std": "true", "algorithm.dual_clip": "3.0", "algorithm.imitation.unit": "turns",
     "algorithm.imitation.divide_by_std": "true", "algorithm.anchor": "text", "rollout.history": "answer",
-    "algorithm.reduction": "sequence_mean",
+    "algorithm.reduction": "sequence_mean", "algorithm.ppo.level": "turn",
 }  # fmt: skip
 
 
@@ -171,7 +171,9 @@ def not_for_this_one(old_name: str) -> list[str]:
     """Settings that an algorithm does not have: changing them would change nothing."""
     assert old_name == "spear-dr-grpo"
     filters = [f"algorithm.filters.{name}" for name in vars(FiltersConfig())]
-    return ["algorithm.discount", "algorithm.step_weight", "algorithm.keep_groups", "algorithm.max_length", *filters]
+    ppo = [f"algorithm.ppo.{name}" for name in PPO]
+    own = ["algorithm.discount", "algorithm.step_weight", "algorithm.keep_groups", "algorithm.max_length"]
+    return [*own, *filters, *ppo]
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,21 @@ def test_the_gradient_reaches_the_vision_tower(make: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [llava, qwen2_vl])
+def test_a_critic_sees_the_pictures_too(make: Any) -> None:
+    engine = engine_of(make())
+    batch = batch_of(engine, played(engine, layout="turns", max_turns=1))
+    engine.hold_critic(1e-2)
+    goals = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(0))
+    for _ in range(3):
+        engine.critic.update(batch, torch.zeros(batch.mask.shape), goals, clip=None)
+    values = engine.critic.values(batch)
+    order = torch.tensor([5, 2, 0, 4, 1, 3])
+    torch.testing.assert_close(engine.critic.values(batch.rows(order)), values[order], rtol=1e-4, atol=1e-5)
+    others = replace(batch, images=batch.images[2:] + batch.images[:2])
+    assert ((engine.critic.values(others) - values).abs().sum(1) > 1e-6).all()
+
+
+@pytest.mark.parametrize("make", [llava, qwen2_vl])
 def test_a_policy_never_writes_the_tokens_that_stand_for_pictures(make: Any) -> None:
     model, processor = make()
     head = model.get_output_embeddings()

@@ -269,7 +269,7 @@ def test_grpo_config_as_it_comes_is_grpo(trainer):
     assert settings_of("spear-grpo") == settings_of("grpo")
 
 
-@pytest.mark.parametrize("name", ["gigpo", "rloo", "spear-dr-bot-gigpo"])
+@pytest.mark.parametrize("name", ["gigpo", "rloo", "ppo", "spear-dr-bot-gigpo"])
 def test_what_grpo_config_cannot_express_is_said(name):
     with pytest.raises(ConfigError, match="GRPOConfig can only express"):
         settings_of(name)

@@ -13,10 +13,10 @@ _HOMES = {
     "types": ("Completion", "Group", "Metrics", "Stop", "Trajectory", "Turn"),
     "functional": (
         *("LossInputs", "LossOutput", "clipped_surrogate", "constant", "cosine", "fixed_length_mean", "group_relative"),
-        *("keep_low_covariance", "leave_one_out", "recalibrate", "token_mean"),
+        *("gae", "keep_low_covariance", "leave_one_out", "recalibrate", "token_mean"),
     ),
     "replay": ("ReplayBuffer", "RewardHistory"),
-    "algorithms": ("ALGORITHMS", "Algorithm", "dr_bot", "dr_grpo", "gigpo", "grpo", "rloo", "spear"),
+    "algorithms": ("ALGORITHMS", "Algorithm", "dr_bot", "dr_grpo", "gigpo", "grpo", "ppo", "rloo", "spear"),
     "rollout": ("Environment", "Observation", "StepResult", "Task", "collect_groups"),
     "envs": ("ENVIRONMENTS",),
     "engines": ("ENGINES",),

@@ -6,10 +6,12 @@ from types import MappingProxyType
 from typing import Any
 
 from spear_rl.algorithms.base import Algorithm, Bonus, GroupRelative, SelfImitation, ToolBonus
+from spear_rl.algorithms.critic import Critic, Estimate, Estimator
 from spear_rl.algorithms.dr_bot import dr_bot
 from spear_rl.algorithms.filters import FlatGroups, Overlong, Repetitive, Unreadable, Void
 from spear_rl.algorithms.gigpo import Anchor, GiGPO, anchor_of, gigpo
 from spear_rl.algorithms.grpo import dr_grpo, grpo, rloo
+from spear_rl.algorithms.ppo import GAE, ppo
 from spear_rl.algorithms.spear import distinct_tool_bonus, spear, tool_bonus, with_covariance_clip
 from spear_rl.algorithms.step_credit import G2PO, HGPO, GraphGPO, g2po, graphgpo, hgpo
 from spear_rl.algorithms.wrapping import SettingError, field_names, with_settings
@@ -59,6 +61,8 @@ def _base(name: str) -> Algorithm:
     for part in ("advantages", "loss"):
         if not callable(getattr(made, part)):
             raise ConfigError(f"{name}: the {part} of its Algorithm cannot be called: pass a function or a record")
+    if made.critic and not isinstance(made.advantages, Estimator):
+        raise ConfigError(f"{name}: its Algorithm has a critic and advantages without a method estimate, as GAE has")
     return made
 
 
@@ -67,9 +71,9 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {name: partial(named, name) fo
 BASES = {name: make for name, make in ALGORITHMS.items() if not name.startswith("spear-")}
 
 __all__ = [
-    "ALGORITHMS", "BASES", "G2PO", "HGPO", "Algorithm", "Bonus", "ClippedSurrogate", "CovarianceClip", "FixedLength",
-    "FlatGroups", "GiGPO", "GraphGPO", "GroupRelative", "Overlong", "Repetitive", "SelfImitation", "SequenceMean",
-    "SettingError", "TokenMean", "ToolBonus", "Unreadable", "Void", "anchor_of", "distinct_tool_bonus", "dr_bot",
-    "dr_grpo", "g2po", "gigpo", "graphgpo", "grpo", "hgpo", "named", "rloo", "spear", "tool_bonus",
-    "with_covariance_clip", "with_settings",
+    "ALGORITHMS", "BASES", "G2PO", "GAE", "HGPO", "Algorithm", "Bonus", "ClippedSurrogate", "CovarianceClip", "Critic",
+    "Estimate", "FixedLength", "FlatGroups", "GiGPO", "GraphGPO", "GroupRelative", "Overlong", "Repetitive",
+    "SelfImitation", "SequenceMean", "SettingError", "TokenMean", "ToolBonus", "Unreadable", "Void", "anchor_of",
+    "distinct_tool_bonus", "dr_bot", "dr_grpo", "g2po", "gigpo", "graphgpo", "grpo", "hgpo", "named", "ppo", "rloo",
+    "spear", "tool_bonus", "with_covariance_clip", "with_settings",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 
+from spear_rl.algorithms.critic import Critic
 from spear_rl.functional.advantages import group_relative, leave_one_out, recalibrate
 from spear_rl.functional.losses import LossFn, Schedule
 from spear_rl.replay.buffer import ReplayBuffer, RewardHistory, Stored
@@ -299,6 +300,8 @@ class Algorithm:
     advantages: AdvantageFn
     loss: LossFn
     imitation: SelfImitation | None = None
+    critic: Critic | None = None
+    """None: the advantages are a function of the groups alone, and the engine needs no critic."""
     generator: torch.Generator | None = field(default=None, repr=False, compare=False)
     """The random stream its on-policy loss draws from: state that a checkpoint holds, seeded by the run."""
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import torch
 
-from spear_rl.algorithms.base import Algorithm, Bonus, Remembered, SelfImitation, ToolBonus
+from spear_rl.algorithms.base import Algorithm, Bonus, GroupRelative, Remembered, SelfImitation, ToolBonus
 from spear_rl.algorithms.wrapping import AlgorithmError, SettingError, field_names, label, with_settings
 from spear_rl.functional.losses import CovarianceClip, LossFn, Schedule, as_schedule, cosine
 from spear_rl.replay.buffer import ReplayBuffer, RewardHistory
@@ -107,7 +107,12 @@ def _replay_loss(loss: LossFn, covariance: CovarianceClip | None) -> LossFn:
 
 
 def _episode_part(base: Algorithm) -> Any:
-    """The base's advantages without a step part: a discounted return would tell apart wins that the task pays alike."""
+    """The base's advantages without a step part: a discounted return would tell apart wins that the task pays alike.
+
+    Under a critic it is the siblings that decide, as for every other base: their rewards are what is compared.
+    """
+    if base.critic:
+        return GroupRelative(divide_by_std=False)
     known, own = field_names(base.advantages), {"step_weight": 0.0}
     if "step_weight" not in known:
         return base.advantages

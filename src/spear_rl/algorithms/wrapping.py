@@ -43,10 +43,11 @@ def changed(base: Algorithm, part: str, wrapper: str, instead: str, **values: An
 
 
 def with_settings(base: Algorithm, **settings: Any) -> Algorithm:
-    """`base` with each setting written into the record that has a field of that name: itself, advantages or loss."""
+    """`base` with each setting written into the record that has a field of that name: itself or a part."""
     for name, value in settings.items():
         owner = next(
-            (p for p in ("", "advantages", "loss") if name in field_names(getattr(base, p) if p else base)), None
+            (p for p in ("", "advantages", "loss", "critic") if name in field_names(getattr(base, p) if p else base)),
+            None,
         )
         if owner is None:
             parts = f"neither its advantages ({label(base.advantages)}) nor its loss ({label(base.loss)})"

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from spear_rl.app.build.rollout import tasks_of
+from spear_rl.app.build.training import algorithm_of
 from spear_rl.app.config import Config
 from spear_rl.engines.device import chosen_device, chosen_dtype, free_bytes
 from spear_rl.engines.memory import GIB, OVERHEAD, Footprint, automatic_tokens, fitting_tokens, footprint, kv_slots
@@ -105,6 +106,8 @@ def estimate(config: Config, *, free: int | None = None) -> tuple[Footprint, int
     settings = config.engine
     device, dtype, model, packed = _choices(config)
     weights, trained = _num_weights(model, settings.lora_rank, settings.lora_targets)
+    if algorithm_of(config).critic:  # a second model of the same size
+        weights, trained = 2 * weights, 2 * trained
     is_gpu = device.type == "cuda"
     if free is None:
         free = free_bytes(device) - int(OVERHEAD * GIB if is_gpu else 0)

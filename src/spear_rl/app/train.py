@@ -27,6 +27,7 @@ from spear_rl.settings.fields import flat
 from spear_rl.train.callbacks import Callback, Event
 from spear_rl.train.checkpoint import MANIFEST, checked_manifest, remove_leftovers, write_folder
 from spear_rl.train.cold_start import cold_start, warmup_then_cosine
+from spear_rl.train.critic import critic_engine
 from spear_rl.train.episode_files import DRAWS, EVALUATIONS, remove_later, write_evaluation
 from spear_rl.train.evaluate import Evaluation, evaluation, merged
 from spear_rl.train.loop import MAX_WEIGHT, Trainer
@@ -78,6 +79,8 @@ def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, 
             few = f"the train split has {len(panel)} tasks, fewer than rollout.num_tasks={config.rollout.num_tasks}"
             start.notes.append(f"{few}: a step plays some of them in more than one group")
         engine = engine_of(config, folder=start.checkpoint)
+        if algorithm.critic:
+            critic_engine(engine)  # refuses before the cold start, not after it
         with Player(config, engine.tokenizer, processor=engine.processor) as player:
             trainer = Trainer(
                 run_dir=run_dir,
@@ -122,6 +125,8 @@ def _prepare(
         with timed("time/sft", trainer.seconds):
             cold_start_from(config, engine, player, panel, callbacks)
     engine.reset_optimizer(config.optim.learning_rate)
+    if critic := trainer.algorithm.critic:
+        critic_engine(engine).hold_critic(critic.learning_rate or config.optim.learning_rate)
     if getattr(trainer.algorithm.loss, "kl", 0.0):
         if checkpoint is None:
             write_folder(reference, engine.save, {"step": 0})

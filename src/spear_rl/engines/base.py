@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -116,6 +116,26 @@ class TrainableEngine(Engine, Protocol):
         """What a checkpoint holds besides the weights: tensors, numbers, strings, and lists and dicts of them."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class ValueModel(Protocol):
+    """A critic that an engine holds."""
+
+    def values(self, batch: Batch) -> Tensor:
+        """[B, T] value of the state before each masked token; 0 elsewhere."""
+
+    def update(self, batch: Batch, old_values: Tensor, returns: Tensor, *, clip: float | None) -> Metrics:
+        """One optimizer step of `functional.value_loss` on the masked tokens; the policy stays as it is."""
+
+
+@runtime_checkable
+class CriticEngine(Protocol):
+    """What an engine needs besides for an algorithm with a critic; its `state_dict` then holds the critic too."""
+
+    critic: ValueModel | None
+
+    def hold_critic(self, learning_rate: float) -> None:
+        """Make a critic from the policy as it is now; all its values are 0 at first."""
 
 
 class Sampler(Protocol):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from spear_rl.engines.base import Batch, ImageBatch, NonFiniteLossError, Sampler, Term
+from spear_rl.engines.critic import Critic
 from spear_rl.engines.generation.continuous import SlotDecoder
 from spear_rl.engines.generation.padded import Decoder
 from spear_rl.engines.memory import MAX_LOGITS, OUT_OF_MEMORY, memory_guard, raise_shortage, smaller_settings
@@ -108,6 +109,7 @@ class HFEngine:
             decoder, self._slots, sampling, device=model.device, seed=seed, stream_seed=seed * 1_000_003
         )
         self._reference: Any = None
+        self.critic: Critic | None = None
         self._has_fresh_rows = True
         self.reset_optimizer(learning_rate)
         self._micro_batch_tokens, self._max_kept_tokens = prepare.token_limits(
@@ -130,6 +132,13 @@ class HFEngine:
         """Freeze a copy of `model`, or of the policy, as the reference of the KL term."""
         origin = self.model if model is None else model
         self._reference = prepare.frozen_copy(origin, like=self.model, packed=self.packed)
+
+    def hold_critic(self, learning_rate: float) -> None:
+        self.critic = Critic(
+            self.model, lambda batch: map(self._with_pixels, self._micro_batches(batch)), learning_rate=learning_rate,
+            weight_decay=self._weight_decay, max_grad_norm=self._max_grad_norm, packed=self.packed,
+            checkpointing=self._checkpointing, advice=self._advice,
+        )  # fmt: skip
 
     def generate(self, prompts: Sequence[list[int]]) -> list[Completion]:
         return (self._sampler or self._native).generate(prompts)
@@ -184,7 +193,7 @@ class HFEngine:
             "optimizer": self._optimizer.state_dict(),
             "generator": self._native.random.get_state(),
             "num_streams": self._native.num_streams,
-        }
+        } | ({"critic": self.critic.state_dict()} if self.critic else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._optimizer.load_state_dict(state["optimizer"])
@@ -192,10 +201,14 @@ class HFEngine:
             group["weight_decay"] = self._weight_decay  # the present setting, not the saved one
         self._native.random.set_state(state["generator"].cpu())
         self._native.num_streams = state.get("num_streams", 0)
+        if self.critic:
+            self.critic.load_state_dict(state["critic"])
         self.sync()
 
     def check_weights(self, bound: float) -> None:
         self._masters.check(bound, self._optimizer)
+        if self.critic:
+            self.critic.check(bound)
 
     def scored(self, batch: Batch) -> tuple[Tensor, Tensor]:
         parts = self._micro_batches(batch)
@@ -267,13 +280,17 @@ class HFEngine:
         return out
 
     def _scores(self, model: Any, part: MicroBatch) -> tuple[Tensor, Tensor]:
-        if part.images is not None:
-            if self._pixels is None:
-                raise ValueError("a Batch has images, and this engine has no processor to read them with")
-            pixels = self._pixels.inputs(part.model_inputs["input_ids"], part.images)
-            part = replace(part, model_inputs=part.model_inputs | pixels)
         # At the sampling temperature, so that ratios start at 1.
-        return token_scores(model, part, temperature=self.sampling.temperature or 1.0, plain_head=self._plain_head)
+        temperature = self.sampling.temperature or 1.0
+        return token_scores(model, self._with_pixels(part), temperature=temperature, plain_head=self._plain_head)
+
+    def _with_pixels(self, part: MicroBatch) -> MicroBatch:
+        if part.images is None:
+            return part
+        if self._pixels is None:
+            raise ValueError("a Batch has images, and this engine has no processor to read them with")
+        pixels = self._pixels.inputs(part.model_inputs["input_ids"], part.images)
+        return replace(part, model_inputs=part.model_inputs | pixels)
 
 
 class NativeGenerator:

@@ -22,6 +22,7 @@ from spear_rl.functional.losses import (
     token_mean,
 )
 from spear_rl.functional.step_credit import distances_to_success, g2po, graphgpo, hgpo, nested_contexts
+from spear_rl.functional.values import explained_variance, gae, value_loss, whitened
 
 __all__ = [
     "Constant",
@@ -37,8 +38,10 @@ __all__ = [
     "cosine",
     "discounted_returns",
     "distances_to_success",
+    "explained_variance",
     "fixed_length_mean",
     "g2po",
+    "gae",
     "gigpo",
     "graphgpo",
     "group_relative",
@@ -52,4 +55,6 @@ __all__ = [
     "sequence_mean",
     "token_covariance",
     "token_mean",
+    "value_loss",
+    "whitened",
 ]

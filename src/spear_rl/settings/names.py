@@ -17,6 +17,7 @@ BASES = {
     "hgpo": "spear_rl.algorithms.step_credit:hgpo",
     "graphgpo": "spear_rl.algorithms.step_credit:graphgpo",
     "g2po": "spear_rl.algorithms.step_credit:g2po",
+    "ppo": "spear_rl.algorithms.ppo:ppo",
 }
 """The base algorithms, named as a user names his own. A new algorithm is a file and a line here."""
 

@@ -14,6 +14,7 @@ import torch
 
 from spear_rl.algorithms.base import Algorithm, Replay
 from spear_rl.engines.base import Batch, Engine, ImageBatch, Term
+from spear_rl.train.critic import Judged, judged
 from spear_rl.types import Completion, Group, Metrics, Trajectory, Turn, mean_measures
 
 CollectFn = Callable[[int], list[Group]]
@@ -69,9 +70,15 @@ def train_step(
         groups = algorithm.shaped(collect(step), step)
 
     played = [t for group in groups for t in group.trajectories]
-    turn_advantages = algorithm.advantages(groups)
     dropped = algorithm.dropped(groups)
+    critic: Judged | None = None
+    if algorithm.critic:
+        everything = collate(played, [[0.0] * len(t.turns) for t in played], pad_id=engine.pad_id)
+        critic = judged(algorithm, engine, groups, dropped, everything)
+    turn_advantages = critic.turn_advantages if critic else algorithm.advantages(groups)
     batch = collate(played, turn_advantages, pad_id=engine.pad_id, dropped=dropped)
+    if critic and batch is not None:
+        batch = critic.token_level(batch)
     policy = [Term("policy", batch, algorithm.loss, generator=algorithm.generator)] if batch is not None else []
     if on_played:
         on_played(groups, turn_advantages, dropped)
@@ -91,12 +98,17 @@ def train_step(
 
     with timed("time/update", metrics):
         is_separate = imitation is not None and imitation.update == "separate"
+        is_warming_up = critic is not None and step < critic.settings.warmup_steps
         learned: list[Metrics] = []
-        for terms in [policy, replay] if is_separate else [[*policy, *replay]]:
+        for terms in [] if is_warming_up else [policy, replay] if is_separate else [[*policy, *replay]]:
             count = -(-len(terms[0].batch) // minibatch_rows) if terms and minibatch_rows else num_minibatches
             for _ in range(epochs):
                 learned += [engine.update(update) for update in minibatches(terms, count, rng)]
         metrics |= mean_metrics(learned)
+        if critic:
+            count = -(-critic.num_rows // minibatch_rows) if minibatch_rows else num_minibatches
+            fitted = [fit for _ in range(epochs) for fit in critic.learn(count, rng)]
+            metrics |= critic.metrics | mean_metrics(fitted)
         engine.sync()
 
     if imitation:

@@ -41,6 +41,8 @@ OWN = [
     *("clip_low", "clip_high", "dual_clip", "entropy_bonus", "kl"),
 ]
 """Settings of a base: fields, under the same names, of an algorithm and of its advantages and loss."""
+PPO = ["level", "gamma", "lam", "bootstrap", "learning_rate", "value_clip", "warmup_steps"]
+"""Settings of `algorithm.ppo`: fields, under the same names, of the advantages and the critic."""
 SAME = [
     *("capacity", "max_age", "fraction", "gate", "percentile", "reweight", "require_tool", "age_decay", "update"),
     *("keep_step_part", "admit_by_score", "skip_invalid", "scale_by_rows", "unit", "divide_by_std"),
@@ -56,6 +58,7 @@ def algorithm_of(config: Config) -> Algorithm:
     """
     settings, default = config.algorithm, AlgorithmConfig()
     changed = {name: getattr(settings, name) for name in OWN if getattr(settings, name) != getattr(default, name)}
+    changed |= {n: getattr(settings.ppo, n) for n in PPO if getattr(settings.ppo, n) != getattr(default.ppo, n)}
     covariance = settings.covariance
     clip = CovarianceClip(
         kind=covariance.on_policy,
@@ -81,11 +84,12 @@ def algorithm_of(config: Config) -> Algorithm:
         )
     except SettingError as error:
         part = "replay" if covariance.on_policy == "none" else "on_policy"
+        section, own = (default.ppo, f"ppo.{error.name}") if error.name in PPO else (default, error.name)
         key, way_out = {
             "covariance": (f"covariance.{part}", f"set algorithm.covariance.{part}=none"),
             "keep_step_part": ("imitation.keep_step_part", "set algorithm.name to one with gigpo"),
             "bonus": ("bonus.mode", "set algorithm.bonus.mode=none to keep the base's"),
-        }.get(error.name, (error.name, f"leave it out (unset it is {str(getattr(default, error.name, None)).lower()})"))
+        }.get(error.name, (own, f"leave it out (unset it is {str(getattr(section, error.name, None)).lower()})"))
         value = str(value_of(settings, key)).lower()
         raise ConfigError(
             f"algorithm.{key}={value}: {error.sentence}; with algorithm.name={settings.name} {way_out}"

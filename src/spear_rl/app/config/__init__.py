@@ -11,6 +11,7 @@ from spear_rl.app.config.algorithm import (
     CovarianceConfig,
     FiltersConfig,
     ImitationConfig,
+    PPOConfig,
 )
 from spear_rl.app.config.sections import Engine, Eval, Optim, Rollout, Run, Sft, Task
 from spear_rl.errors import ConfigError
@@ -21,8 +22,8 @@ from spear_rl.settings.ranges import nearest
 
 __all__ = [
     "AlgorithmConfig", "BonusConfig", "Config", "CovarianceConfig", "Engine", "Eval", "FiltersConfig",
-    "ImitationConfig", "Optim", "Rollout", "Run", "Sft", "Task", "check", "documentation", "flat", "load", "merged",
-    "override", "presets", "resolved", "sections", "to_toml", "update", "value_of",
+    "ImitationConfig", "Optim", "PPOConfig", "Rollout", "Run", "Sft", "Task", "check", "documentation", "flat", "load",
+    "merged", "override", "presets", "resolved", "sections", "to_toml", "update", "value_of",
 ]  # fmt: skip
 
 

@@ -123,6 +123,28 @@ class FiltersConfig:
 
 
 @dataclass
+class PPOConfig:
+    """The critic and generalised advantage estimation. Only for algorithms with ppo in their name."""
+
+    level: Literal["token", "turn"] = "token"
+    """What has a value and an advantage of its own.
+    token: every token that the policy writes
+    turn: every turn; its tokens share the advantage"""
+    gamma: Annotated[float, Share] = 1.0
+    """Discount per token or per turn."""
+    lam: Annotated[float, Share] = 1.0
+    """Lambda: 1 is return minus value, 0 the error of one step."""
+    bootstrap: bool = False
+    """After a limit cut an episode off, count its last value; off, nothing: the limit is part of the task."""
+    learning_rate: Annotated[float, Range(0, 1, "(]")] | None = None
+    """The critic's, constant; unset is optim.learning_rate."""
+    value_clip: Annotated[float, Range(0, 1_000_000)] = 0.0
+    """How far a value may move in one step before its loss goes flat, in units of the reward; 0 is no clip."""
+    warmup_steps: Annotated[int, Steps] = 0
+    """Steps at the start in which the critic learns alone."""
+
+
+@dataclass
 class AlgorithmConfig:
     """What is learned from the episodes."""
 
@@ -133,7 +155,7 @@ class AlgorithmConfig:
     format_bonus: Annotated[float, Weight] = 0.0
     """Bonus per episode without such a turn (0.1 in the paper's formula)."""
     divide_by_std: bool | None = None
-    """Divide advantages by the group's std; unset is the algorithm's own."""
+    """Divide advantages by the group's std (PPO: whiten them over the step); unset is the algorithm's own."""
     clip_low: Annotated[float, Range(0, 1, "(]")] | None = None
     """PPO's lower clip; unset is the algorithm's own."""
     clip_high: Annotated[float, Range(0, 1000, "(]")] | None = None
@@ -174,3 +196,4 @@ class AlgorithmConfig:
     imitation: ImitationConfig = field(default_factory=ImitationConfig)
     covariance: CovarianceConfig = field(default_factory=CovarianceConfig)
     filters: FiltersConfig = field(default_factory=FiltersConfig)
+    ppo: PPOConfig = field(default_factory=PPOConfig)

@@ -31,6 +31,8 @@ def config_of(block: Mapping[str, Any] | None) -> Config:
 
 def require_expressible(algorithm: Algorithm) -> ClippedSurrogate:
     """The on-policy loss, if verl's own loss can express it and the replay loss; otherwise one sentence why not."""
+    if algorithm.critic:
+        raise ConfigError("algorithm.name: an algorithm with a critic trains with `spear train`, not inside verl")
     parts = [part.loss for part in (algorithm, algorithm.imitation) if part]
     losses = [require_surrogate(loss, _REDUCTIONS, setting="algorithm.name", framework="verl") for loss in parts]
     on_policy, *replayed = [loss.covariance for loss in losses]
