@@ -44,7 +44,8 @@ class Stop:
         self._since = 0.0
         self._mode: Literal["abandoned", "finished", "shielded"] = "abandoned"
 
-    def __bool__(self) -> bool:
+    @property
+    def is_asked(self) -> bool:
         return bool(self._number)
 
     def check(self) -> None:
@@ -103,7 +104,8 @@ class Stop:
 def stop_on_signals(notice: Callable[[], None] = lambda: None) -> Iterator[Stop]:
     """A `Stop` that signals set during the block; ignored ones (nohup, a background job) stay ignored.
 
-    Only the main thread is given signals; in another one nobody stops the block.
+    Stopped leaves the block as such, also where Python or a library turned it into another exception on its way. Only
+    the main thread is given signals; in another one nobody stops the block.
     """
     stop, before = Stop(notice), {}
     try:
@@ -112,9 +114,19 @@ def stop_on_signals(notice: Callable[[], None] = lambda: None) -> Iterator[Stop]
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     before[number] = signal.signal(number, stop.on_signal)
         yield stop
+    except Exception as error:
+        if stopped := _stopped_behind(error):
+            raise stopped from error
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _stopped_behind(error: BaseException | None) -> Stopped | None:
+    while error is not None and not isinstance(error, Stopped):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _leave_terminal() -> None:

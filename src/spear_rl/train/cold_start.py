@@ -114,7 +114,7 @@ class ColdStart:
         def after_update(done: int, total: int, metrics: Metrics) -> None:
             on_update(done, total, metrics)
             self.num_done, self.total, self.metrics = done, total, metrics
-            if self.stop or self.is_over or time.monotonic() >= self._next_save:
+            if self.stop.is_asked or self.is_over or time.monotonic() >= self._next_save:
                 self.save()
             self.stop.check()
 

@@ -87,12 +87,15 @@ class Trainer:
         return f"{saved[-1].name} is saved, {lost}"
 
     def _run_or_stop(self, steps: int) -> None:
+        stopped: Stopped | None = None
         try:
             with self.stop.finished():
                 self._run(steps)
-        except Stopped as stopped:
+        except Stopped as error:
+            stopped = error
+        if stopped:  # outside of the handler: a failure to save is one of its own
             self._save_stopped(stopped)
-            raise
+            raise stopped
 
     def _run(self, steps: int) -> None:
         while True:
