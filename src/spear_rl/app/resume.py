@@ -267,7 +267,7 @@ def _check_changes(
     for key, old, new in changed:
         if key in FIXED:
             raise ConfigError(f"{key}={_shown(new)}: the run began with {_shown(old)}, which cannot change")
-        if (has_begun or is_cold) and key.startswith("sft.") and key != "sft.checkpoint_seconds":
+        if key.startswith("sft.") and (has_begun or (is_cold and key != "sft.checkpoint_seconds")):
             when = "has begun" if is_cold else "is over"
             raise ConfigError(f"{key}={_shown(new)}: the cold start {when} (with {_shown(old)}), so it cannot change")
         wrapper = next((name for prefix, name in _ONLY_FOR.items() if key.startswith(prefix)), None)
