@@ -39,6 +39,8 @@ class Stop:
     """
 
     def __init__(self, notice: Callable[[], None] = lambda: None) -> None:
+        self.is_armed = False
+        """Whether signals can ask at all."""
         self._notice = notice
         self._number = 0
         self._since = 0.0
@@ -110,6 +112,7 @@ def stop_on_signals(notice: Callable[[], None] = lambda: None) -> Iterator[Stop]
     stop, before = Stop(notice), {}
     try:
         if threading.current_thread() is threading.main_thread():
+            stop.is_armed = True
             for number in _SIGNALS:
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     before[number] = signal.signal(number, stop.on_signal)

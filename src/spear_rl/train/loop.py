@@ -119,7 +119,7 @@ class Trainer:
         with timed("time/step", metrics):
             metrics |= train_step(
                 step,
-                collect=self._played,
+                collect=self._played if self.stop.is_armed else self.collect,
                 algorithm=self.algorithm,
                 engine=self.engine,
                 rng=self.rng,
