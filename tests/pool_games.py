@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -138,3 +139,18 @@ def chains(count: int) -> list[Task]:
 def imported() -> list[str]:
     """What a worker has imported."""
     return sorted(sys.modules)
+
+
+class Terminating(Chain):
+    """Ends a program and a fork of its own with SIGTERM; the observation is how they ended."""
+
+    def reset(self) -> Observation:
+        program = subprocess.Popen(["sleep", "1000"])
+        time.sleep(0.1)  # until it is a program of its own
+        program.terminate()
+        fork = os.fork()
+        if not fork:
+            time.sleep(1000)
+            os._exit(0)
+        os.kill(fork, signal.SIGTERM)
+        return Observation(f"{program.wait()} {os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])}")

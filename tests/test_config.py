@@ -174,7 +174,8 @@ def test_schedules_that_depend_on_the_run_are_resolved_once():
     ("override", "message"),
     [
         ("algorithm.clip_low=low", "algorithm.clip_low takes a number"),
-        ("run.resume=3", "run.resume takes true or false"),
+        ("run.resume=3", "run.resume takes true, false or auto; got 3"),
+        ("run.resume=perhaps", "run.resume takes true, false or auto; got 'perhaps'"),
         ("rollout.stop=x", "rollout.stop takes a list"),
         ("task.options=3", "task.options takes keys of its own"),
         ("algorithm.imitation.percentile=101", "must be 0 or more and at most 100 (it is 101.0)"),

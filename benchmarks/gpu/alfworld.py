@@ -27,7 +27,7 @@ SMALL = [
 def main() -> None:
     from spear_rl.app import config as configuration
     from spear_rl.app.build.training import Player, algorithm_of, engine_of, tasks_of
-    from spear_rl.app.train import cold_start_from
+    from spear_rl.train.cold_start import cold_start
     from spear_rl.train.step import train_step
 
     asked = parser(__doc__)
@@ -45,7 +45,15 @@ def main() -> None:
     with Player(config, engine.tokenizer) as player:
         collect = player.rollouts(panel, engine)
         loaded = time.perf_counter()
-        cold_start_from(config, engine, player, panel, [])
+        engine.reset_optimizer(config.sft.learning_rate)
+        cold_start(
+            engine,
+            player.demonstrations(panel, config.sft.episodes),
+            epochs=config.sft.epochs,
+            batch_size=config.sft.batch_size,
+            learning_rate=config.sft.learning_rate,
+            rng=random.Random(f"sft/{config.run.seed}"),
+        )
         engine.reset_optimizer(config.optim.learning_rate)
         synchronize(arguments.device)
         taught = time.perf_counter()

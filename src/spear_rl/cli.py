@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from spear_rl import __version__
-from spear_rl.app.config import Config, flat, load, presets
-from spear_rl.errors import ConfigError, UserError
+from spear_rl.app.config import Config, flat, load, merged, presets
+from spear_rl.errors import ConfigError, FinishedError, UserError
 from spear_rl.io.escaping import indented
 from spear_rl.io.files import check_writable
+from spear_rl.io.signals import Stop, Stopped, stop_on_signals
 from spear_rl.rollout.env import TasksFn
 from spear_rl.settings.fields import meant
 from spear_rl.settings.names import ALGORITHM_NAMES
@@ -79,7 +80,7 @@ _SETTINGS_ONLY = {"ignore_unknown_options": True}
 
 @app.command(context_settings=_SETTINGS_ONLY)
 def train(settings: Overrides = None) -> None:
-    """Train: cold start if configured, then RL; resumes with run.resume=true.
+    """Train: cold start if configured, then RL; resumes with run.resume=true, starts or resumes with run.resume=auto.
 
     Example: spear train quickstart run.seed=1 algorithm.name=dr-bot-grpo
     """
@@ -92,7 +93,25 @@ def sft(settings: Overrides = None) -> None:
     _run(settings, "sft")
 
 
+_STOPPING = "stopping after this step or update; a second Ctrl-C stops now, without it"
+
+
 def _run(settings: list[str] | None, verb: Literal["train", "sft"]) -> None:
+    """Run to the end or to a stop signal, whose exit code is 128 and its number."""
+    from spear_rl.app.resume import stopped_sentence
+
+    try:
+        with stop_on_signals(partial(console.print, _STOPPING, soft_wrap=True)) as stop:
+            _run_to_end(settings, verb, stop)
+    except FinishedError as finished:
+        console.print(str(finished), soft_wrap=True)
+    except Stopped as stopped:
+        run_dir = merged(*_split(settings)).run.dir
+        console.print(stopped_sentence(stopped.place, run_dir, verb), soft_wrap=True)
+        raise typer.Exit(stopped.exit_code) from None
+
+
+def _run_to_end(settings: list[str] | None, verb: Literal["train", "sft"], stop: Stop) -> None:
     from spear_rl.app.console import LiveConsole, print_next_commands
     from spear_rl.app.resume import opened
 
@@ -105,7 +124,7 @@ def _run(settings: list[str] | None, verb: Literal["train", "sft"]) -> None:
         for text in notes:
             console.print(text, soft_wrap=True)
         with LiveConsole(console) as live:
-            summary = (train_from if verb == "train" else sft_from)(config, [live])
+            summary = (train_from if verb == "train" else sft_from)(config, [live], stop=stop)
     for name in ("success_before", "success_after"):
         if rate := summary[name]:
             label = name.replace("_", " ")

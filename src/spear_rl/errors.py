@@ -13,6 +13,10 @@ class OptionError(ConfigError, ValueError):
     """An option of an environment is unknown or cannot work; the sentence begins with its name."""
 
 
+class FinishedError(ConfigError):
+    """The run is complete; the command line says so with exit code 0."""
+
+
 class CheckpointError(UserError):
     """A checkpoint is missing or damaged."""
 

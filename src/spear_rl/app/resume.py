@@ -1,16 +1,18 @@
 """The settings of a run, stored in its folder and in every checkpoint, and which of them a resume may change."""
 
 import contextlib
+import json
 import os
+import shlex
 import tomllib
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from spear_rl.app.config import Config, flat, merged, override, resolved, to_toml, update
-from spear_rl.errors import CheckpointError, ConfigError
+from spear_rl.errors import CheckpointError, ConfigError, FinishedError
 from spear_rl.io.files import is_leftover
 from spear_rl.io.lock import LOCK, locked
 from spear_rl.settings.names import split_name
@@ -51,25 +53,34 @@ class Start:
     checkpoint: Path | None = None
     step: int = 0
     notes: list[str] = field(default_factory=list)
+    cold_start: Path | None = None
+    """The checkpoint of the cold start, if there is none of RL."""
+    eval_step: int = 0
+    """The first step whose evaluation is still to be made."""
 
 
 @contextlib.contextmanager
 def opened(source: str | None, overrides: Sequence[str], *, verb: Verb) -> Iterator[tuple[Config, list[str]]]:
     """The configuration of a command and notes about it; the folder of a resumed run is locked.
 
-    A resumed run continues with its stored settings. Overrides change them, a preset does not.
+    A resumed run continues with its stored settings. Overrides change them, a preset does not. With run.resume=auto, a
+    run that is complete is a FinishedError.
     """
     asked, notes = merged(source, overrides), []
-    run_dir = Path(asked.run.dir)
+    run_dir, is_auto = Path(asked.run.dir), asked.run.resume == "auto"
+    asked.run.resume = resumes(asked)
     if not asked.run.resume:
         yield resolved(asked), []
         return
     _check_there(run_dir)
     with locked(run_dir):
-        config = stored(run_dir, verb).config
+        own = stored(run_dir, verb)
+        config = own.config
         override(config, overrides)
         config.run.dir, config.run.resume = asked.run.dir, True
         config = resolved(config)
+        if is_auto and _is_finished(config, own, verb):
+            raise FinishedError(f"the run in {run_dir} is finished: nothing is left to do")
         if source and (differing := ", ".join(key for key, _, _ in differences(config, resolved(asked)))):
             kept = f"the run's own settings are kept; {source} differs in {differing}"
             notes.append(f"{kept}: give what should change as section.key=value")
@@ -87,11 +98,52 @@ class Stored:
     start: Start
 
 
+def resumes(config: Config) -> bool:
+    """Whether to go on with a run: what run.resume says, and with auto whether run.dir holds one."""
+    if config.run.resume != "auto":
+        return config.run.resume
+    run_dir = Path(config.run.dir)
+    if _is_there(run_dir):
+        return True
+    if _is_used(run_dir):
+        raise ConfigError(
+            f"run.dir: {run_dir} holds files but no run, so run.resume=auto leaves it; choose another folder"
+        )
+    return False
+
+
+def command_to_go_on(run_dir: str, verb: Verb) -> str:
+    """The command that resumes a run, quoted for a shell."""
+    value = json.dumps(run_dir, ensure_ascii=False) if run_dir[:1] in "'\"" or run_dir != run_dir.strip() else run_dir
+    return f"spear {verb} {shlex.quote(f'run.dir={value}')} run.resume=true"
+
+
+def stopped_sentence(place: str, run_dir: str, verb: Verb) -> str:
+    """Where a run stopped (if it came so far as to know) and how to go on."""
+    if not place and not is_run(Path(run_dir)):
+        return "stopped before anything was written: give the same command again"
+    return f"{place or 'stopped with nothing new to save'}; go on: {command_to_go_on(run_dir, verb)}"
+
+
+def _is_finished(config: Config, own: Stored, verb: Verb) -> bool:
+    """Whether the command would have nothing to do."""
+    run_dir = Path(config.run.dir)
+    if verb == "sft":
+        return (run_dir / "model").exists()
+    if own.start.checkpoint is None or own.start.step != config.run.steps or differences(own.saved, config):
+        return False
+    try:
+        return bool(json.loads((run_dir / "summary.json").read_text("utf-8"))["steps"] == own.start.step)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False  # stopped before the end of its last evaluation
+
+
 def stored(run_dir: Path, verb: Verb | None = None) -> Stored:
     """Read config.toml and the newest checkpoint; at least one of them must be readable."""
-    from spear_rl.train.checkpoint import checked_manifest, checkpoints
+    from spear_rl.train.checkpoint import COLD_START, checked_manifest, checkpoints
 
-    found = checkpoints(run_dir / "checkpoints")
+    trained = checkpoints(run_dir / "checkpoints")
+    found = trained or checkpoints(run_dir / COLD_START)
     manifest = checked_manifest(found[-1]) if found else {}
     path = run_dir / CONFIG
     table, fault, begun_by = _read(path)
@@ -114,7 +166,11 @@ def stored(run_dir: Path, verb: Verb | None = None) -> Stored:
         config = deepcopy(saved)
         if found:
             notes.append(f"{found[-1].name} is of an older format: settings are those of {CONFIG} alone")
-    return Stored(config, saved, Start(found[-1], int(manifest["step"]), notes) if found else Start(notes=notes))
+    if not trained:
+        return Stored(config, saved, Start(notes=notes, cold_start=found[-1] if found else None))
+    step = int(manifest["step"])
+    is_evaluated = manifest.get("evaluation", ...) is not None  # old manifests do not say
+    return Stored(config, saved, Start(found[-1], step, notes, eval_step=step + is_evaluated))
 
 
 def is_run(folder: Path) -> bool:
@@ -144,7 +200,7 @@ def start_of(config: Config, *, verb: Verb) -> Start:
     """Where a run starts or continues, after all checks; writes nothing. The caller holds the lock."""
     run_dir = Path(config.run.dir)
     if not config.run.resume:
-        if os.path.isdir(run_dir) and any(name != LOCK and not is_leftover(name) for name in os.listdir(run_dir)):
+        if _is_used(run_dir):
             advice = "set run.resume=true to go on, or choose another folder"
             raise ConfigError(f"run.dir: {run_dir} is not empty; {advice}")
         return Start()
@@ -157,15 +213,18 @@ def start_of(config: Config, *, verb: Verb) -> Start:
         fault = "has logged steps but its checkpoints/ is gone; start anew elsewhere"
         raise CheckpointError(f"run.resume: {run_dir} {fault}")
     changed = differences(own.saved, config)
-    _check_changes(changed, config, has_begun=checkpoint is not None)
+    cold_start = own.start.cold_start
+    _check_changes(changed, config, has_begun=checkpoint is not None, is_cold=cold_start is not None)
     if step > config.run.steps:
         raise ConfigError(f"run.steps={config.run.steps}: the run has already taken {step} steps")
     notes = own.start.notes + [f"changed: {key} {_shown(old)} -> {_shown(new)}" for key, old, new in changed]
-    if checkpoint is None:
+    if cold_start is not None:
+        notes.append(f"the cold start goes on after update {int(cold_start.name.removeprefix('step_'))}")
+    elif checkpoint is None:
         notes.append("the run was stopped before its first checkpoint: it starts over")
     elif step == config.run.steps:
         notes.append(f"all {step} steps are taken: set run.steps higher to go on")
-    return Start(checkpoint, step, notes)
+    return replace(own.start, notes=notes)
 
 
 def differences(one: Config, other: Config) -> list[tuple[str, Any, Any]]:
@@ -190,19 +249,32 @@ def settings_text(config: Config, verb: Verb) -> str:
 
 
 def _check_there(run_dir: Path) -> None:
-    if os.path.lexists(run_dir) and not os.path.isdir(run_dir):
-        raise ConfigError(f"run.dir: {run_dir} is not a folder")
-    if not any(os.path.lexists(run_dir / name) for name in (CONFIG, "checkpoints", "metrics.jsonl")):
+    if not _is_there(run_dir):
         raise CheckpointError(f"run.resume: {run_dir} holds no run; leave out run.resume to start one")
 
 
-def _check_changes(changed: Sequence[tuple[str, Any, Any]], config: Config, *, has_begun: bool) -> None:
+def _is_there(run_dir: Path) -> bool:
+    """Whether a folder holds a run, or what is left of one."""
+    if os.path.lexists(run_dir) and not os.path.isdir(run_dir):
+        raise ConfigError(f"run.dir: {run_dir} is not a folder")
+    return any(os.path.lexists(run_dir / name) for name in (CONFIG, "checkpoints", "metrics.jsonl"))
+
+
+def _is_used(run_dir: Path) -> bool:
+    """Whether a folder holds anything but what a killed start leaves."""
+    return os.path.isdir(run_dir) and any(name != LOCK and not is_leftover(name) for name in os.listdir(run_dir))
+
+
+def _check_changes(
+    changed: Sequence[tuple[str, Any, Any]], config: Config, *, has_begun: bool, is_cold: bool = False
+) -> None:
     """Refuse changes that cannot be made any more, and those without an effect."""
     for key, old, new in changed:
         if key in FIXED:
             raise ConfigError(f"{key}={_shown(new)}: the run began with {_shown(old)}, which cannot change")
-        if has_begun and key.startswith("sft."):
-            raise ConfigError(f"{key}={_shown(new)}: the cold start is over (with {_shown(old)}), so it cannot change")
+        if key.startswith("sft.") and (has_begun or (is_cold and key != "sft.checkpoint_seconds")):
+            when = "has begun" if is_cold else "is over"
+            raise ConfigError(f"{key}={_shown(new)}: the cold start {when} (with {_shown(old)}), so it cannot change")
         wrapper = next((name for prefix, name in _ONLY_FOR.items() if key.startswith(prefix)), None)
         is_used = key == "algorithm.max_length" and config.algorithm.reduction == "fixed_length"
         if wrapper and not is_used and wrapper not in split_name(config.algorithm.name)[0]:

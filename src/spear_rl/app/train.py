@@ -14,7 +14,7 @@ import torch
 from spear_rl.app.build.rollout import Player, eval_sampling_of, tasks_of
 from spear_rl.app.build.training import algorithm_of, engine_of, policy_in_folder
 from spear_rl.app.config import Config, resolved
-from spear_rl.app.resume import CONFIG, Start, settings_text, start_of
+from spear_rl.app.resume import CONFIG, Start, resumes, settings_text, start_of
 from spear_rl.engines.base import NonFiniteLossError, TrainableEngine
 from spear_rl.engines.device import chosen_device
 from spear_rl.errors import ConfigError, UserError
@@ -22,17 +22,18 @@ from spear_rl.io.files import is_leftover, remove_folder, write_whole, writing
 from spear_rl.io.jsonl import flush_rows, mend_rows
 from spear_rl.io.lock import locked
 from spear_rl.io.record import PACKAGES, RECORD, about, new_start, read_record, versions
+from spear_rl.io.signals import Stop
 from spear_rl.rollout.env import Task
 from spear_rl.settings.fields import flat
 from spear_rl.train.callbacks import Callback, Event
-from spear_rl.train.checkpoint import MANIFEST, checked_manifest, remove_leftovers, write_folder
-from spear_rl.train.cold_start import cold_start, warmup_then_cosine
+from spear_rl.train.checkpoint import COLD_START, MANIFEST, checked_manifest, remove_leftovers, write_folder
+from spear_rl.train.cold_start import ColdStart, warmup_then_cosine
 from spear_rl.train.critic import critic_engine
 from spear_rl.train.episode_files import DRAWS, EVALUATIONS, remove_later, write_evaluation
 from spear_rl.train.evaluate import Evaluation, evaluation, merged
 from spear_rl.train.loop import MAX_WEIGHT, Trainer
 from spear_rl.train.sampling_correction import corrected
-from spear_rl.train.step import CollectFn, timed
+from spear_rl.train.step import CollectFn
 from spear_rl.train.trackers import RunInfo, Trackers
 from spear_rl.types import Group, Metrics
 
@@ -62,13 +63,17 @@ def played(
     return merged(rounds)
 
 
-def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
+def train_from(config: Config, callbacks: Sequence[Callback] = (), *, stop: Stop | None = None) -> dict[str, Any]:
     """A whole run: cold start, RL, evaluations, checkpoints, metrics in `run.trackers`.
+
+    Args:
+        stop: asks for a stop, which raises Stopped once the last whole step is saved; e.g. of `stop_on_signals`.
 
     Returns:
         The summary, which is also in run.dir/summary.json.
     """
-    config = resolved(config)
+    config, stop = resolved(config), stop or Stop()
+    config.run.resume = resumes(config)
     run_dir = Path(config.run.dir)
     settings, algorithm = settings_text(config, "train"), algorithm_of(config)
     trackers = Trackers(config.run.trackers, callbacks)
@@ -78,7 +83,7 @@ def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, 
         if len(panel) < config.rollout.num_tasks:
             few = f"the train split has {len(panel)} tasks, fewer than rollout.num_tasks={config.rollout.num_tasks}"
             start.notes.append(f"{few}: a step plays some of them in more than one group")
-        engine = engine_of(config, folder=start.checkpoint)
+        engine = engine_of(config, folder=start.checkpoint or start.cold_start)
         if algorithm.critic:
             critic_engine(engine)  # refuses before the cold start, not after it
         with Player(config, engine.tokenizer, processor=engine.processor) as player:
@@ -96,13 +101,18 @@ def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, 
                 checkpoint_every=config.run.checkpoint_every,
                 trajectories_every=config.run.trajectories_every,
                 eval_every=config.eval.every,
-                callbacks=[trackers, *callbacks],
+                callbacks=[trackers, *callbacks, partial(_discard_cold_start, run_dir)],
                 settings=settings,
+                stop=stop,
             )
             # A resume that fails leaves the folder as it was, so it is opened only after the state is restored.
             if start.checkpoint is None:
+                cold = _cold_start(config, engine, start, settings, stop)
                 _open(config, settings, start, trackers, callbacks)
-            _prepare(config, trainer, player, panel, callbacks, start.checkpoint)
+                if config.sft.episodes:
+                    cold_start_from(config, cold, player, panel, callbacks)
+                    trainer.seconds["time/sft"] = cold.seconds
+            _prepare(config, trainer, start.checkpoint)
             if start.checkpoint is not None:
                 _open(config, settings, start, trackers, callbacks)
             trainer.run(config.run.steps)
@@ -111,19 +121,9 @@ def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, 
     return summary
 
 
-def _prepare(
-    config: Config,
-    trainer: Trainer,
-    player: Player,
-    panel: Sequence[Task],
-    callbacks: Sequence[Callback],
-    checkpoint: Path | None,
-) -> None:
+def _prepare(config: Config, trainer: Trainer, checkpoint: Path | None) -> None:
     """Bring the trainer to the start of RL or to its checkpoint, whose weights were loaded with the engine."""
     engine, reference = trainer.engine, trainer.run_dir / "reference"
-    if checkpoint is None and config.sft.episodes:
-        with timed("time/sft", trainer.seconds):
-            cold_start_from(config, engine, player, panel, callbacks)
     engine.reset_optimizer(config.optim.learning_rate)
     if critic := trainer.algorithm.critic:
         critic_engine(engine).hold_critic(critic.learning_rate or config.optim.learning_rate)
@@ -137,28 +137,35 @@ def _prepare(
         trainer.restore(checkpoint)
 
 
-def sft_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
-    """A cold start alone: run.dir/model is the result, a plain transformers folder for engine.model."""
-    config = resolved(config)
+def sft_from(config: Config, callbacks: Sequence[Callback] = (), *, stop: Stop | None = None) -> dict[str, Any]:
+    """A cold start alone: run.dir/model is the result, a plain transformers folder for engine.model.
+
+    Args:
+        stop: as for `train_from`; the last whole update is saved.
+    """
+    config, stop = resolved(config), stop or Stop()
+    config.run.resume = resumes(config)
     if not config.sft.episodes:
         raise ConfigError("sft.episodes is 0: say how many expert episodes to learn from, e.g. sft.episodes=256")
     run_dir = Path(config.run.dir)
     settings, trackers = settings_text(config, "sft"), Trackers(config.run.trackers, callbacks)
     with locked(run_dir), trackers.tracking():
         start, held_out = start_of(config, verb="sft"), _held_out(config)
-        engine = engine_of(config)
+        engine = engine_of(config, folder=start.cold_start)
+        cold = _cold_start(config, engine, start, settings, stop)
         _open(config, settings, start, trackers, callbacks)
-        seconds: Metrics = {}
         with Player(config, engine.tokenizer, processor=engine.processor) as player:
-            before = _evaluated(config, engine, player, held_out, 0, "sft_before")
-            with timed("time/sft", seconds):
-                panel = tasks_of(config, "train")
-                metrics = cold_start_from(config, engine, player, panel, [trackers, *callbacks])
+            if cold.before is None:
+                cold.before = _evaluated(config, engine, player, held_out, 0, "sft_before")
+            cold_start_from(config, cold, player, tasks_of(config, "train"), [trackers, *callbacks])
             after = _evaluated(config, engine, player, held_out, 0, "sft_after")
-        summary = _summary(config, 0, before, after, seconds) | {"algorithm": "sft", "loss": metrics["sft/loss"]}
-        trackers(Event("end", 0))
-        _close(run_dir, summary)
-        write_folder(run_dir / "model", engine.save, {"step": 0, "settings": settings})  # last: it says all is done
+        with stop.shielded():
+            summary = _summary(config, 0, cold.before, after, {"time/sft": cold.seconds})
+            summary |= {"algorithm": "sft", "loss": cold.metrics["sft/loss"]}
+            trackers(Event("end", 0))
+            _close(run_dir, summary)
+            write_folder(run_dir / "model", engine.save, {"step": 0, "settings": settings})  # last: it says all is done
+            _discard_cold_start(run_dir)
     return summary
 
 
@@ -178,30 +185,44 @@ def _held_out(config: Config) -> Sequence[Task]:
     return tasks_of(config, config.eval.split, count=config.eval.tasks) if config.eval.tasks else []
 
 
+def _cold_start(config: Config, engine: TrainableEngine, start: Start, settings: str, stop: Stop) -> ColdStart:
+    """A cold start to begin, or to go on with from its checkpoint, whose weights were loaded with the engine."""
+    folder, seconds = Path(config.run.dir) / COLD_START, config.sft.checkpoint_seconds
+    cold = ColdStart(folder, engine, MAX_WEIGHT, settings=settings, checkpoint_seconds=seconds, stop=stop)
+    engine.reset_optimizer(config.sft.learning_rate)
+    if start.cold_start is not None:
+        cold.restore(start.cold_start)
+    return cold
+
+
 def cold_start_from(
-    config: Config, engine: TrainableEngine, player: Player, panel: Sequence[Task], callbacks: Sequence[Callback]
-) -> Metrics:
+    config: Config, cold: ColdStart, player: Player, panel: Sequence[Task], callbacks: Sequence[Callback]
+) -> None:
     """Supervised learning on sft.episodes expert episodes of the training panel."""
 
     def tell(done: int, total: int, metrics: Metrics) -> None:
         for callback in callbacks:
             callback(Event("sft", done, total, metrics))
 
-    engine.reset_optimizer(config.sft.learning_rate)
     try:
-        metrics = cold_start(
-            engine,
-            player.demonstrations(panel, config.sft.episodes),
+        cold.run(
+            lambda: player.demonstrations(panel, config.sft.episodes),
             epochs=config.sft.epochs,
             batch_size=config.sft.batch_size,
             learning_rate=config.sft.learning_rate,
             rng=random.Random(f"sft/{config.run.seed}"),
             on_update=tell,
         )
-        engine.check_weights(MAX_WEIGHT)
     except NonFiniteLossError as error:
         raise UserError(f"cold start: {error}; lower sft.learning_rate (it is {config.sft.learning_rate:g})") from error
-    return metrics
+
+
+def _discard_cold_start(run_dir: Path, event: Event | None = None) -> None:
+    """Delete the checkpoint of a cold start once there is one of RL; also a callback."""
+    folder = run_dir / COLD_START
+    if (event is None or event.kind == "checkpoint") and folder.is_dir():
+        with writing(folder):
+            remove_folder(folder)
 
 
 def _open(config: Config, settings: str, start: Start, trackers: Trackers, callbacks: Sequence[Callback]) -> None:
@@ -209,17 +230,18 @@ def _open(config: Config, settings: str, start: Start, trackers: Trackers, callb
     run_dir, notes = Path(config.run.dir), list(start.notes)
     is_resumed = start.checkpoint is not None
     with writing(f"run.dir: {run_dir}"):
-        for folder in (run_dir, run_dir / "checkpoints"):
+        for folder in (run_dir, run_dir / "checkpoints", run_dir / COLD_START):
             remove_leftovers(folder)
         for name in filter(is_leftover, os.listdir(run_dir)):
             (run_dir / name).unlink()
         if not is_resumed and (run_dir / "reference").is_dir():
             remove_folder(run_dir / "reference")
+        if is_resumed:
+            _discard_cold_start(run_dir)
         notes += mend_rows(run_dir / "metrics.jsonl", from_step=start.step, complete=is_resumed)
-        eval_step = start.step + 1 if is_resumed else 0
-        notes += mend_rows(run_dir / "eval.jsonl", from_step=eval_step)
+        notes += mend_rows(run_dir / "eval.jsonl", from_step=start.eval_step)
         notes += mend_rows(run_dir / DRAWS, from_step=start.step)
-        remove_later(run_dir, start.step, eval_step=eval_step)
+        remove_later(run_dir, start.step, eval_step=start.eval_step)
         write_whole(run_dir / CONFIG, settings)
     record = read_record(run_dir)
     record["starts"].append(new_start(start.step) | {"threads": torch.get_num_threads()})

@@ -113,7 +113,10 @@ class TrainableEngine(Engine, Protocol):
         """Write a transformers folder, or a peft adapter, with the tokenizer."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds besides the weights: tensors, numbers, strings, and lists and dicts of them."""
+        """What a checkpoint holds besides the weights: tensors, numbers, strings, and lists and dicts of them.
+
+        Random states are copies, so that playing episodes does not change them; optimizer state need not be.
+        """
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 

@@ -130,8 +130,13 @@ def checked(value: Any, hint: Any, key: str, helps: Callable[[], dict[str, str]]
     base, limits = _parts(hint)
     origin, arguments = typing.get_origin(base), typing.get_args(base)
     if origin in (typing.Union, types.UnionType):
-        if value is None or value == "none":
+        words = [word for a in arguments if typing.get_origin(a) is Literal for word in typing.get_args(a)]
+        if isinstance(value, str) and value in words:
+            return value
+        if not words and (value is None or value == "none"):
             return None
+        if words and not isinstance(value, arguments[0]):
+            raise ConfigError(f"{key} takes {described(hint)}; got {shown(value)}")
         value = checked(value, next(a for a in arguments if a is not type(None)), key)
     elif origin is Literal:
         if not isinstance(value, str) or value not in arguments:
@@ -155,6 +160,8 @@ def described(hint: Any) -> str:
     """The limits of an annotation in words; empty where there are none."""
     base, limits = _parts(hint)
     words = [str(limit) for limit in limits]
+    if typing.get_args(base)[:1] == (bool,) and type(None) not in typing.get_args(base):
+        return f"true, false or {' or '.join(typing.get_args(typing.get_args(base)[1]))}"
     for inner in typing.get_args(base) if typing.get_origin(base) in (typing.Union, types.UnionType) else ():
         words += [described(inner), "or unset"] if inner is not type(None) else []
     return ", ".join(filter(None, words))

@@ -17,6 +17,8 @@ from spear_rl.train.stored_state import stored_state
 
 STATE = "trainer_state.pt"
 MANIFEST = "checkpoint.json"
+COLD_START = "cold_start"
+"""Folder of a run with the checkpoint of its cold start, until there is one of RL or the result of `spear sft`."""
 FORMAT = 2
 """Of the manifest: 2 holds the run's settings and a digest of itself."""
 
@@ -33,6 +35,8 @@ def save_checkpoint(
 ) -> Path:
     """Write `folder`/step_NNNNNN atomically, then remove all but the `keep` newest and the best evaluated one.
 
+    One of the same step is replaced: it was saved by a stop, before its evaluation.
+
     Args:
         settings: the run's, as TOML.
         evaluation: of these weights, if there was one.
@@ -44,7 +48,8 @@ def save_checkpoint(
             torch.save(state, file)
 
     final = folder / f"step_{step:06d}"
-    write_folder(final, fill, {"step": step, "settings": settings, "evaluation": evaluation})
+    about = {"step": step, "settings": settings, "evaluation": evaluation}
+    write_folder(final, fill, about, replaces=final in checkpoints(folder))
     with writing(folder):
         best = best_checkpoint(folder)
         for old in checkpoints(folder)[:-keep]:
@@ -53,9 +58,16 @@ def save_checkpoint(
     return final
 
 
-def write_folder(final: Path, fill: Callable[[Path], None], about: Mapping[str, Any]) -> None:
-    """What `fill` writes, with a manifest of its files: complete or absent, whenever this process dies."""
+def write_folder(
+    final: Path, fill: Callable[[Path], None], about: Mapping[str, Any], *, replaces: bool = False
+) -> None:
+    """What `fill` writes, with a manifest of its files: complete or absent, whenever this process dies.
+
+    Args:
+        replaces: delete what is there under that name, rather than move it aside.
+    """
     draft = final.with_name(f".draft_{final.name.removeprefix('step_')}")
+    replaced = final.with_name(f".old_{final.name}")
     with writing(final):
         final.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(final.parent)
@@ -69,18 +81,23 @@ def write_folder(final: Path, fill: Callable[[Path], None], about: Mapping[str, 
             for path in draft.iterdir():
                 flush(path)
             flush(draft)
-            if os.path.lexists(final):
+            if replaces:
+                os.rename(final, replaced)
+            elif os.path.lexists(final):
                 move_aside(final)
             os.rename(draft, final)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
         flush(final.parent)
+        if replaces:
+            shutil.rmtree(replaced)
 
 
 def remove_leftovers(folder: Path) -> None:
     """Delete what a killed process left incomplete."""
-    for leftover in [*folder.glob(".draft_*"), *folder.glob(".old_step_*")]:
+    names = (".draft_*", ".old_step_*", ".old_reference", f".old_{COLD_START}")
+    for leftover in (path for name in names for path in folder.glob(name)):
         if leftover.is_dir() and not leftover.is_symlink():
             shutil.rmtree(leftover)
 
@@ -116,6 +133,8 @@ def checked_manifest(checkpoint: Path) -> dict[str, Any]:
     """A folder's manifest, after checking every file against it."""
     others = [path.name for path in checkpoints(checkpoint.parent) if path.name < checkpoint.name]
     advice = f"delete it to resume from {others[-1]}" if others else "start the run anew in another run.dir"
+    if checkpoint.parent.name == COLD_START:
+        advice = "delete it to begin the cold start again"
     if not checkpoint.name.startswith("step_"):
         advice = f"make it again, or delete its {MANIFEST} to use it as it is"
     try:

@@ -14,13 +14,14 @@ from spear_rl.algorithms.base import Algorithm, Replay
 from spear_rl.engines.base import NonFiniteLossError, TrainableEngine
 from spear_rl.errors import DiskError, ShortOfMemoryError, UserError
 from spear_rl.io.jsonl import flush_rows
+from spear_rl.io.signals import Stop, Stopped
 from spear_rl.train.callbacks import Callback, Event
 from spear_rl.train.checkpoint import checkpoints, load_state, save_checkpoint
 from spear_rl.train.episode_files import TRAJECTORIES, DrawLog, step_file, write_trajectories
 from spear_rl.train.evaluate import Evaluation
 from spear_rl.train.step import CollectFn, timed, train_step
 from spear_rl.train.stored_state import restoring
-from spear_rl.types import Metrics
+from spear_rl.types import Group, Metrics
 
 MAX_WEIGHT = 1e4
 """A policy with a larger weight, or ten times the largest it started with, has diverged and is not saved."""
@@ -59,7 +60,12 @@ class Trainer:
     seconds: Metrics = field(default_factory=dict)
     settings: str = ""
     """The run's settings as TOML, for its checkpoints."""
+    stop: Stop = field(default_factory=Stop)
     _evaluated_step: int = field(default=-1, init=False)
+    _saved_step: int = field(default=-1, init=False)
+    """-1 also if the checkpoint lacks its evaluation."""
+    _before_step: dict[str, Any] | None = field(default=None, init=False)
+    """`_played_state` before the episodes that are being played."""
     _draw_log: DrawLog = field(init=False)
 
     def __post_init__(self) -> None:
@@ -67,9 +73,9 @@ class Trainer:
         self._draw_log = DrawLog(self.run_dir, has_texts=bool(self.trajectories_every), max_age=max_age)
 
     def run(self, steps: int) -> None:
-        """Continue until `steps` steps are done."""
+        """Continue until `steps` steps are done, or until a stop: then the last whole step is saved."""
         try:
-            self._run(steps)
+            self._run_or_stop(steps)
         except ShortOfMemoryError as error:
             raise ShortOfMemoryError(f"step {self.step}: {error}. {self._way_back()} and the new setting") from error
         except DiskError as error:
@@ -83,29 +89,40 @@ class Trainer:
 
     def _way_back(self) -> str:
         """What is saved after a failure, and how to continue."""
+        return f"{self._saved()}: go on with run.resume=true"
+
+    def _saved(self) -> str:
         saved: list[Path] = []
         with suppress(OSError):
             saved = checkpoints(self.run_dir / "checkpoints")
         if not saved:
-            return "No checkpoint was saved yet: begin again with run.resume=true"
+            return "No checkpoint was saved yet"
         behind = self.step - int(saved[-1].name.removeprefix("step_"))
         lost = f"steps since then ({behind}) are taken again" if behind > 0 else "nothing is lost"
-        return f"{saved[-1].name} is saved, {lost}: go on with run.resume=true"
+        return f"{saved[-1].name} is saved, {lost}"
+
+    def _run_or_stop(self, steps: int) -> None:
+        stopped: Stopped | None = None
+        try:
+            with self.stop.finished():
+                self._run(steps)
+        except Stopped as error:
+            stopped = error
+        if stopped:  # outside of the handler: a failure to save is one of its own
+            self._save_stopped(stopped)
+            raise stopped
 
     def _run(self, steps: int) -> None:
-        is_new = self.step == 0 and not checkpoints(self.run_dir / "checkpoints")
-        if self.step == 0 and self.before is None:
-            self._evaluate()
-            self.before = self.latest
-        if is_new:
-            self.save()
-        while self.step < steps:
-            self._take_step(steps)
-            is_last = self.step == steps
-            if is_last or (self.eval_every and self.step % self.eval_every == 0):
+        while True:
+            is_end = self.step in (0, steps)
+            is_due = is_end or (self.eval_every and self.step % self.eval_every == 0)
+            if is_due and self._evaluated_step != self.step:
                 self._evaluate()
-            if is_last or self.step % self.checkpoint_every == 0:
+            if self._saved_step != self.step and (is_end or self.step % self.checkpoint_every == 0):
                 self.save()
+            if self.step == steps:
+                break
+            self._take_step(steps)
         self._notify(Event("end", self.step, steps))
 
     def _take_step(self, steps: int) -> None:
@@ -117,7 +134,7 @@ class Trainer:
         with timed("time/step", metrics):
             metrics |= train_step(
                 step,
-                collect=self.collect,
+                collect=self._played if self.stop.is_armed else self.collect,
                 algorithm=self.algorithm,
                 engine=self.engine,
                 rng=self.rng,
@@ -133,30 +150,60 @@ class Trainer:
         self.step += 1
         self._notify(Event("step", step, steps, metrics | {"policy/learning_rate": self.learning_rate(step)}))
 
+    def _played(self, step: int) -> list[Group]:
+        """The episodes of a step; a stop abandons them, as they change nothing but `_played_state`."""
+        self._before_step = self._played_state()
+        with self.stop.abandoned():
+            groups = self.collect(step)
+        self._before_step = None
+        return groups
+
+    def _played_state(self) -> dict[str, Any]:
+        """What playing episodes changes, by reference where it does not: the random streams."""
+        return {"engine": self.engine.state_dict(), "torch_rng": torch.get_rng_state()}
+
     def _evaluate(self) -> None:
         spent: Metrics = {}
-        with timed("time/eval", spent):
-            self.latest = self.evaluate(self.step)
+        with timed("time/eval", spent), self.stop.abandoned():
+            found = self.evaluate(self.step)
         self.seconds["time/eval"] = self.seconds.get("time/eval", 0.0) + spent["time/eval"]
-        self._evaluated_step = self.step
-        if self.latest is not None:
-            self._notify(Event("eval", self.step, metrics=self.latest.as_dict()))
+        if found is None:
+            return
+        self.latest, self._evaluated_step, self._saved_step = found, self.step, -1
+        if self.step == 0:
+            self.before = found
+        self._notify(Event("eval", self.step, metrics=found.as_dict()))
 
     def _notify(self, event: Event) -> None:
         for callback in self.callbacks:
             callback(event)
 
+    def _save_stopped(self, stopped: Stopped) -> None:
+        """Save the last whole step, unless it is saved or a second signal gave it up; say where the run stopped."""
+        if stopped.at_once:
+            stopped.place = f"stopped at once in step {self.step}: {self._saved()}"
+        elif self.step == 0 and self._saved_step != 0:
+            stopped.place = "stopped before the first step"
+        else:
+            if self._saved_step != self.step:
+                self.save()
+            stopped.place = f"stopped at step {self.step}"
+
     def save(self) -> None:
         """Write everything needed to resume bit for bit, unless the policy has diverged."""
+        with self.stop.shielded():
+            self._save()
+
+    def _save(self) -> None:
         self.engine.check_weights(MAX_WEIGHT)
         state: dict[str, Any] = {
-            "engine": self.engine.state_dict(),
+            **(self._before_step or self._played_state()),
             "algorithm": self.algorithm.state_dict(),
             "rng": list(self.rng.getstate()),
-            "torch_rng": torch.get_rng_state(),
             "seconds": self.seconds,
             "before": self.before.as_dict() if self.before else None,
             "latest": self.latest.as_dict() if self.latest else None,
+            "evaluated_step": self._evaluated_step,
         }
         flush_rows(self.run_dir)
         save_checkpoint(
@@ -167,6 +214,7 @@ class Trainer:
             settings=self.settings,
             evaluation=self.latest.rate if self.latest and self._evaluated_step == self.step else None,
         )
+        self._saved_step = self.step
         self._notify(Event("checkpoint", self.step))
 
     def restore(self, checkpoint: Path) -> None:
@@ -183,4 +231,6 @@ class Trainer:
             self.seconds = state["seconds"]
             self.before = Evaluation(**state["before"]) if state["before"] else None
             self.latest = Evaluation(**state["latest"]) if state["latest"] else None
-        self.step = step
+            # Earlier versions saved only after an evaluation that was due.
+            self._evaluated_step = int(state.get("evaluated_step", step if self.latest else -1))
+        self.step = self._saved_step = step

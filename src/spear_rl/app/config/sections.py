@@ -16,8 +16,8 @@ class Run:
     """Random seed of model, tasks, sampling and replay."""
     steps: Annotated[int, Steps] = 100
     """RL steps in all."""
-    resume: bool = False
-    """Continue the run in run.dir from its newest checkpoint, with the settings stored there."""
+    resume: bool | Literal["auto"] = False
+    """Continue the run in run.dir from its newest checkpoint, with its stored settings; auto: if there is one."""
     checkpoint_every: Annotated[int, Range(1, 10_000_000, unit="steps")] = 10
     """Steps between checkpoints; the two newest are kept, and the best of those that were evaluated."""
     trajectories_every: Annotated[int, Steps] = 10
@@ -161,6 +161,8 @@ class Sft:
     """Episodes per update."""
     learning_rate: Annotated[float, Range(0, 1, "(]")] = 1e-4
     """Peak learning rate, after a warm-up over the first tenth; falls to a tenth."""
+    checkpoint_seconds: Annotated[float, Range(0, 86_400, unit="seconds")] = 60.0
+    """Seconds between checkpoints, or more: at most a tenth of the time goes into writing them."""
 
 
 @dataclass

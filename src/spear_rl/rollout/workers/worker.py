@@ -10,7 +10,9 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from queue import SimpleQueue
+from types import FrameType
 from typing import Any, BinaryIO
 
 from spear_rl.rollout.workers.protocol import READY, Request, answer_frame, frames
@@ -22,6 +24,7 @@ GRACE = 1.0
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which then closes the pool
+    signal.signal(signal.SIGTERM, partial(_outlive, os.getpid()))  # a scheduler sends it to every process of a job
     source, sink = _private_pipes()
     requests: SimpleQueue[Request | None] = SimpleQueue()
     threading.Thread(target=_read, args=(source, requests), daemon=True).start()
@@ -41,6 +44,13 @@ def main() -> None:
     for env in envs.values():
         close_quietly(env)
     _end()
+
+
+def _outlive(worker: int, number: int, _: FrameType | None) -> None:
+    """Ignore a signal in the worker, but not in a fork of it; a program that it starts is not affected."""
+    if os.getpid() != worker:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
 
 def _answer(envs: dict[int, Any], request: Request) -> object:
