@@ -55,16 +55,18 @@ _SETTINGS = "[PRESET|CONFIG.TOML] [SECTION.KEY=VALUE]..."
 Overrides = Annotated[list[str] | None, Argument(metavar=_SETTINGS, help="Settings; `spear show config` lists all.")]
 
 
-@app.command()
+@app.command(no_args_is_help=True)
 def train(settings: Overrides = None) -> None:
     """Train: cold start if configured, then RL; resumes with run.resume=true.
 
-    Example: spear train quickstart run.seed=1 algorithm.name=dr-bot-grpo
+    Examples: spear train quickstart run.seed=1 algorithm.name=dr-bot-grpo
+
+    spear train tiny task.env=my_game:tasks run.dir=runs/my_game
     """
     _run(settings, "train")
 
 
-@app.command()
+@app.command(no_args_is_help=True)
 def sft(settings: Overrides = None) -> None:
     """Cold start only: supervised learning on expert episodes; writes run.dir/model, a plain transformers folder."""
     _run(settings, "sft")
@@ -242,6 +244,20 @@ def check_env(
     console.print(f"{env}: {found}; {times}")
     if faults:
         raise typer.Exit(1)
+
+
+@app.command()
+def init(
+    kind: Annotated[str, Argument(metavar="environment|algorithm|plan", help="What to begin.")],
+    name: Annotated[str, Argument(help="Its name: NAME.py or NAME.toml is written into this folder.")],
+) -> None:
+    """Write a commented starting file that trains as it is: an environment, an algorithm, or the settings of a run.
+
+    Example: spear init environment my_game
+    """
+    from spear_rl.app.init import begin
+
+    console.print(begin(kind, name), soft_wrap=True)
 
 
 @app.command()

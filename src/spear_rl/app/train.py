@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from spear_rl.app.build.cautions import RewardWatch, cautions
 from spear_rl.app.build.rollout import Player, sampling_of, tasks_of
 from spear_rl.app.build.training import algorithm_of, engine_of, policy_in_folder
 from spear_rl.app.config import Config, resolved
@@ -65,6 +66,8 @@ def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, 
         if len(panel) < config.rollout.num_tasks:
             few = f"the train split has {len(panel)} tasks, fewer than rollout.num_tasks={config.rollout.num_tasks}"
             start.notes.append(f"{few}: a step plays some of them in more than one group")
+        is_new = start.checkpoint is None
+        start.notes.extend(cautions(config) if is_new else ())
         engine = engine_of(config, folder=start.checkpoint)
         with Player(config, engine.tokenizer, processor=engine.processor) as player:
             trainer = Trainer(
@@ -79,7 +82,7 @@ def train_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, 
                 checkpoint_every=config.run.checkpoint_every,
                 trajectories_every=config.run.trajectories_every,
                 eval_every=config.eval.every,
-                callbacks=[trackers, *callbacks],
+                callbacks=[trackers, *callbacks, *([RewardWatch(config, callbacks)] if is_new else [])],
                 settings=settings,
             )
             # A resume that fails leaves the folder as it was, so it is opened only after the state is restored.
@@ -127,6 +130,7 @@ def sft_from(config: Config, callbacks: Sequence[Callback] = ()) -> dict[str, An
     settings, trackers = settings_text(config, "sft"), Trackers(config.run.trackers, callbacks)
     with locked(run_dir), trackers.tracking():
         start, held_out = start_of(config, verb="sft"), _held_out(config)
+        start.notes.extend(cautions(config, with_rl=False))
         engine = engine_of(config)
         _open(config, settings, start, trackers, callbacks)
         seconds: Metrics = {}

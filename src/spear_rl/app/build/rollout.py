@@ -60,6 +60,9 @@ def _tasks_fn(config: Config) -> TasksFn:
     checks the options.
     """
     name, python = config.task.env, config.task.python
+    if not name:
+        own = "your own as task.env=package.module:function"
+        raise ConfigError(f"task.env is empty: name {own}, or one of {', '.join(ENVIRONMENTS)}")
     if name not in ENVIRONMENTS and ":" not in name:
         choices = f"{', '.join(ENVIRONMENTS)}, or your own as package.module:function"
         raise ConfigError(f"task.env: there is no environment {name!r}; there are: {choices}")

@@ -16,7 +16,7 @@ from spear_rl.settings.ranges import nearest
 __all__ = [
     "AlgorithmConfig", "BonusConfig", "Config", "CovarianceConfig", "Engine", "Eval", "ImitationConfig", "Optim",
     "Rollout", "Run", "Sft", "Task", "check", "documentation", "flat", "load", "merged", "override", "presets",
-    "resolved", "sections", "to_toml", "update", "value_of",
+    "resolved", "sections", "to_toml", "update", "value_of", "with_changes",
 ]  # fmt: skip
 
 
@@ -44,8 +44,16 @@ def merged(source: str | None, overrides: Sequence[str] = (), *, block: Mapping[
     config = Config()
     if source:
         update(config, fields.table_in(source, presets()))
+    return with_changes(config, overrides, block=block)
+
+
+def with_changes(config: Config, overrides: Sequence[str], *, block: Mapping[str, Any] | None = None) -> Config:
+    """The config with a `block` and overrides written into it; another task.env drops the options of the first."""
+    env, options, config.task.options = config.task.env, config.task.options, {}
     update(config, block or {})
     override(config, overrides)
+    if config.task.env == env:
+        config.task.options = options | config.task.options
     return config
 
 

@@ -32,8 +32,8 @@ class Run:
 class Task:
     """What to play."""
 
-    env: Name = "household"
-    """An environment by name (`spear list`), or your own: package.module:function."""
+    env: Annotated[str, Length(0, 256, "characters")] = "household"
+    """An environment by name (`spear list`), or your own: package.module:function; must be chosen if empty."""
     options: dict[str, Any] = field(default_factory=dict)
     """The environment's own settings, e.g. task.options.level=easy."""
     python: Annotated[str, FilePath(may_be_empty=True)] = ""
