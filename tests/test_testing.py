@@ -42,8 +42,7 @@ def test_everything_is_checked_at_once_and_a_missing_split_does_not_hide_the_res
 
     assert check_tasks(odd) == [
         "the split test is missing: tasks('test') raised KeyError: 'test'",
-        "mute/train: the first observation has no text: the policy would have nothing to answer to",
-        "mute/validation: the first observation has no text: the policy would have nothing to answer to",
+        "mute/train and 1 more: the first observation has no text: the policy would have nothing to answer to",
     ]
 
 

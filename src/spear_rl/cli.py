@@ -228,7 +228,7 @@ def check_env(
     """
     from spear_rl.envs import ENVIRONMENTS
     from spear_rl.rollout.workers.other_venv import tasks_from_other_venv
-    from spear_rl.testing import Timing, check_tasks, loaded_tasks
+    from spear_rl.testing import Timing, check_tasks, loaded_tasks, notes_on
 
     settings = _task_options(options)
     if python:
@@ -239,6 +239,8 @@ def check_env(
     faults = check_tasks(tasks_fn, options=settings, num_tasks=tasks, timing=timing)
     for fault in faults:
         console.print(f"- {indented(fault)}", soft_wrap=True)
+    for note in notes_on(timing):
+        console.print(f"note: {note}", soft_wrap=True)
     found = {0: "no fault found", 1: "1 fault"}.get(len(faults), f"{len(faults)} faults")
     times = f"a step takes {timing.step_ms:.3g} ms, making and resetting an environment {timing.reset_ms:.3g} ms"
     console.print(f"{env}: {found}; {times}")

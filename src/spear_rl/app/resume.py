@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from spear_rl.app.config import Config, flat, merged, override, resolved, to_toml, update, with_changes
+from spear_rl.app.config import Config, flat, merged, override, require_env, resolved, to_toml, update, with_changes
 from spear_rl.errors import CheckpointError, ConfigError
 from spear_rl.io.files import is_leftover
 from spear_rl.io.lock import LOCK, locked
@@ -57,6 +57,7 @@ def opened(source: str | None, overrides: Sequence[str], *, verb: Verb) -> Itera
     asked, notes = merged(source, overrides), []
     run_dir = Path(asked.run.dir)
     if not asked.run.resume:
+        require_env(asked)
         yield resolved(asked), []
         return
     _check_there(run_dir)

@@ -16,7 +16,7 @@ from spear_rl.settings.ranges import nearest
 __all__ = [
     "AlgorithmConfig", "BonusConfig", "Config", "CovarianceConfig", "Engine", "Eval", "ImitationConfig", "Optim",
     "Rollout", "Run", "Sft", "Task", "check", "documentation", "flat", "load", "merged", "override", "presets",
-    "resolved", "sections", "to_toml", "update", "value_of", "with_changes",
+    "require_env", "resolved", "sections", "to_toml", "update", "value_of", "with_changes",
 ]  # fmt: skip
 
 
@@ -90,6 +90,12 @@ def check(config: Config) -> None:
         known = f"it is one of: {', '.join(ALGORITHM_NAMES)}; or your own: package.module:function"
         near = nearest(algorithm.name, ALGORITHM_NAMES)
         raise ConfigError(f"algorithm.name cannot be {algorithm.name!r}{near}; {known}")
+
+
+def require_env(config: Config) -> None:
+    """Refuse to play without an environment: the presets for any environment name none."""
+    if not config.task.env:
+        raise ConfigError("task.env is empty: give your own, task.env=package.module:function, or one of `spear list`")
 
 
 def presets() -> dict[str, str]:

@@ -15,19 +15,22 @@ _NAME = "my_game"
 """Stands in the templates for the name that the user gives."""
 
 _NEXT = {
-    "environment": """\
-spear check-env {name}:tasks                                # what is wrong with it: nothing yet
-spear train tiny task.env={name}:tasks run.dir=runs/{name}  # a learning curve in about a minute
-spear show runs/{name}                                      # its episodes""",
-    "algorithm": """\
-spear show algorithm spear-{name}:algorithm                 # every field with its value
-spear train lookup algorithm.name={name}:algorithm run.dir=runs/{name}
-spear train lookup algorithm.name=spear-{name}:algorithm run.dir=runs/spear-{name}""",
-    "plan": """\
-spear train {name}.toml                                     # settings on the command line win over the file's
-spear show {name}.toml                                      # every setting, also those it leaves at their defaults""",
+    "environment": {
+        "spear check-env {name}:tasks": "what is wrong with it: nothing yet",
+        "spear train tiny task.env={name}:tasks run.dir=runs/{name}": "a learning curve in a minute or two",
+        "spear show runs/{name}": "what its episodes look like",
+    },
+    "algorithm": {
+        "spear show algorithm spear-{name}:algorithm": "every field with its value",
+        "spear train lookup algorithm.name={name}:algorithm run.dir=runs/{name}": "alone",
+        "spear train lookup algorithm.name=spear-{name}:algorithm run.dir=runs/spear-{name}": "with SPEAR",
+    },
+    "plan": {
+        "spear train {name}.toml": "settings on the command line win over the file's",
+        "spear show {name}.toml": "every setting, also those at their defaults",
+    },
 }
-"""Kind of file -> the commands to go on with."""
+"""Kind of file -> command to go on with -> what it does."""
 
 
 def begin(kind: str, name: str) -> str:
@@ -47,7 +50,10 @@ def begin(kind: str, name: str) -> str:
             raise ConfigError(f"init: Python already has a module {name}, which {path} would hide: choose another name")
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
-    return f"wrote {path}: it works as it is, change it to yours. Next:\n\n{_NEXT[kind].format(name=name)}"
+    commands = {command.format(name=name): meaning for command, meaning in _NEXT[kind].items()}
+    width = max(map(len, commands))
+    lines = (f"  {command:{width}}  # {meaning}" for command, meaning in commands.items())
+    return "\n".join([f"wrote {path}: it works as it is, change it to yours. Next:", *lines])
 
 
 def _is_taken(name: str) -> bool:
