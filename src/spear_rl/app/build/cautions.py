@@ -25,12 +25,12 @@ def cautions(config: Config, *, with_rl: bool = True) -> list[str]:
     if sft.episodes and sft.learning_rate < LEAST_SFT_RATE:
         faults.append(f"sft.learning_rate={sft.learning_rate:g} is too small for it: set about 4e-3")
     if 0 < updates < LEAST_UPDATES:
-        few = f"the cold start takes {updates} updates, too few for it"
+        few = f"sft.episodes={sft.episodes} makes {updates} update{'s' * (updates != 1)}, too few for it"
         faults.append(f"{few}: set sft.episodes=2000 and sft.batch_size=4")
     if not sft.episodes:
         faults.append("without a cold start it says nothing that an environment understands: set sft.episodes=2000")
     begins = f"warning: engine.model={model} begins with random weights, and"
-    return [f"{begins} {fault} (the preset tiny has settings that learn)" for fault in faults]
+    return [f"{begins} {fault}, or begin with the preset tiny" for fault in faults]
 
 
 class RewardWatch:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from spear_rl.settings.ranges import FilePath, Length, Name, Range, Seed, Share, Steps, Turns, Words
+from spear_rl.settings.ranges import FilePath, Length, Range, Seed, Share, Steps, Turns, Words
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """my_game: GRPO with the median of a group's scores as the baseline. Change the two parts to your own algorithm.
 
-An algorithm is a record: `advantages` turns groups of episodes into one number per turn, and `loss` is minimized. As
-algorithm.name=my_game:algorithm it trains alone; spear-my_game:algorithm adds SPEAR, spear-dr-bot-my_game:algorithm also Dr.BoT.
+An algorithm is a record: `advantages` turns groups of episodes into one number per turn, and `loss` is minimized.
+Its name is algorithm.name=my_game:algorithm; spear-my_game:algorithm is SPEAR over it.
 """
 
 from collections.abc import Sequence

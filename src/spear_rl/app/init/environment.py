@@ -14,26 +14,24 @@ WRONG = -0.2  # what a wrong answer costs
 
 def tasks(split: str, *, highest: int = 10) -> list[Task]:
     """The tasks of a split, always the same in the same order. Options come from task.options, e.g. highest."""
-    return [
-        Task(
-            id=f"my_game/{split}/{number:04d}",  # no task is in two splits
-            make_env=partial(Game, hidden(split, number, highest), highest),  # picklable: no lambda
-            family="low" if hidden(split, number, highest) <= highest // 2 else "high",  # results are also per family
-            instructions=f"Find a number from 1 to {highest}. Say `ask N` for a hint, `say N` to answer.",
-            demonstrate=partial(expert, hidden(split, number, highest), highest),
-            unfinished_reward=WRONG,  # no answer costs as much as a wrong one, or silence would pay
+    panel = []
+    for number in range(SPLITS[split]):
+        answer = random.Random(f"{split} {number}").randint(1, highest)  # seeded: a game must be deterministic
+        panel.append(
+            Task(
+                id=f"my_game/{split}/{number:04d}",  # no task is in two splits
+                make_env=partial(Game, answer, highest),  # picklable: no lambda
+                family="low" if answer <= highest // 2 else "high",  # results are also told per family
+                instructions=f"Find a number from 1 to {highest}. Say `ask N` for a hint, `say N` to answer.",
+                demonstrate=partial(expert, answer, highest),
+                unfinished_reward=WRONG,  # no answer costs as much as a wrong one, or silence would pay
+            )
         )
-        for number in range(SPLITS[split])
-    ]
-
-
-def hidden(split: str, number: int, highest: int) -> int:
-    """A random number, but always the same for a task: the game must be deterministic."""
-    return random.Random(f"{split} {number}").randint(1, highest)
+    return panel
 
 
 def expert(answer: int, highest: int, seed: int) -> list[str]:
-    """The actions of one episode for the cold start. This expert mostly guesses, so that RL has something to improve."""
+    """The actions of an episode for the cold start. This expert mostly guesses: RL has something to improve."""
     rng = random.Random(f"{answer} {seed}")
     if rng.random() < 0.75:
         return [f"say {rng.randint(1, highest)}"]
@@ -41,7 +39,9 @@ def expert(answer: int, highest: int, seed: int) -> list[str]:
     while low < high:
         middle = (low + high) // 2
         actions.append(f"ask {middle}")
-        low, high = (middle, middle) if answer == middle else (middle + 1, high) if answer > middle else (low, middle - 1)
+        if answer == middle:
+            break
+        low, high = (middle + 1, high) if answer > middle else (low, middle - 1)
     return [*actions, f"say {answer}"]
 
 
