@@ -49,10 +49,11 @@ class Game:
     """One episode: `reset` once, `step` until done, `close`. Text in, text out."""
 
     def __init__(self, answer: int, highest: int) -> None:
-        self._answer, self._highest, self._questions, self._is_over = answer, highest, 0, False
+        self._answer, self._highest, self._is_over = answer, highest, False
+        self._hints: list[str] = []
 
     def reset(self) -> Observation:
-        return Observation(f"a number from 1 to {self._highest}", state_key="start")
+        return self._seen(f"a number from 1 to {self._highest}")
 
     def step(self, action: str) -> StepResult:
         if self._is_over:
@@ -60,20 +61,23 @@ class Game:
         verb, _, word = action.strip().partition(" ")
         if verb not in ("ask", "say") or not (word.isascii() and word.isdecimal() and len(word) < 10):
             # A policy says anything. Give the reason in one word; the policy sees the text, and the turn is counted.
-            return StepResult(Observation("say ask or say", state_key="invalid"), invalid="no_action", success=False)
+            return StepResult(
+                self._seen("nothing happens"), invalid="no_action", success=False, metrics=self._metrics()
+            )
         number, is_found = int(word), int(word) == self._answer
         if verb == "ask":
-            self._questions += 1
-            hint = "yes" if is_found else "higher" if self._answer > number else "lower"
-            seen = Observation(f"{number} : {hint}", state_key=f"{number} {hint}")  # equal states have equal keys
+            self._hints.append(f"{number} : {'yes' if is_found else 'higher' if self._answer > number else 'lower'}")
+            seen = self._seen(self._hints[-1])
             return StepResult(seen, used_tool=True, success=False, metrics=self._metrics())  # the bonus pays tool turns
         self._is_over = True
-        seen = Observation("right" if is_found else "wrong", state_key="over")
-        reward = 1.0 if is_found else WRONG
+        seen, reward = self._seen("right" if is_found else "wrong"), 1.0 if is_found else WRONG
         return StepResult(seen, reward=reward, done=True, success=is_found, metrics=self._metrics())
 
     def close(self) -> None:
         """Free what the episode holds."""
 
+    def _seen(self, text: str) -> Observation:
+        return Observation(text, state_key=" ".join(["start", *sorted(self._hints)]))  # the same state, the same key
+
     def _metrics(self) -> dict[str, float]:
-        return {"questions": float(self._questions)}  # evaluations report its mean
+        return {"questions": float(len(self._hints))}  # evaluations report the mean
