@@ -1,4 +1,4 @@
-"""From nothing to one's own environment, algorithm and settings: `spear init`, presets for any environment, warnings."""
+"""From nothing to an environment, algorithm and settings of one's own: `spear init`, presets, warnings."""
 
 from __future__ import annotations
 
