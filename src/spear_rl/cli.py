@@ -78,16 +78,18 @@ _SETTINGS_ONLY = {"ignore_unknown_options": True}
 """Words like --seed reach `_split`, which says how a setting is written."""
 
 
-@app.command(context_settings=_SETTINGS_ONLY)
+@app.command(no_args_is_help=True, context_settings=_SETTINGS_ONLY)
 def train(settings: Overrides = None) -> None:
     """Train: cold start if configured, then RL; resumes with run.resume=true, starts or resumes with run.resume=auto.
 
-    Example: spear train quickstart run.seed=1 algorithm.name=dr-bot-grpo
+    Examples: spear train quickstart run.seed=1 algorithm.name=dr-bot-grpo
+
+    spear train tiny task.env=my_game:tasks run.dir=runs/my_game
     """
     _run(settings, "train")
 
 
-@app.command(context_settings=_SETTINGS_ONLY)
+@app.command(no_args_is_help=True, context_settings=_SETTINGS_ONLY)
 def sft(settings: Overrides = None) -> None:
     """Cold start only: supervised learning on expert episodes; writes run.dir/model, a plain transformers folder."""
     _run(settings, "sft")
@@ -292,7 +294,7 @@ def check_env(
     """
     from spear_rl.envs import ENVIRONMENTS
     from spear_rl.rollout.workers.other_venv import tasks_from_other_venv
-    from spear_rl.testing import Timing, check_tasks, loaded_tasks
+    from spear_rl.testing import Timing, check_tasks, loaded_tasks, notes_on
 
     settings = _task_options(options)
     if python:
@@ -303,11 +305,27 @@ def check_env(
     faults = check_tasks(tasks_fn, options=settings, num_tasks=tasks, timing=timing)
     for fault in faults:
         console.print(f"- {indented(fault)}", soft_wrap=True)
+    for note in notes_on(timing):
+        console.print(f"note: {note}", soft_wrap=True)
     found = {0: "no fault found", 1: "1 fault"}.get(len(faults), f"{len(faults)} faults")
     times = f"a step takes {timing.step_ms:.3g} ms, making and resetting an environment {timing.reset_ms:.3g} ms"
     console.print(f"{env}: {found}; {times}")
     if faults:
         raise typer.Exit(1)
+
+
+@app.command()
+def init(
+    kind: Annotated[str, Argument(metavar="environment|algorithm|plan", help="What to begin.")],
+    name: Annotated[str, Argument(help="Its name: NAME.py or NAME.toml is written into this folder.")],
+) -> None:
+    """Write a commented starting file that trains as it is: an environment, an algorithm, or the settings of a run.
+
+    Example: spear init environment my_game
+    """
+    from spear_rl.app.init import begin
+
+    console.print(begin(kind, name), soft_wrap=True)
 
 
 @app.command()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from spear_rl.app.config import Config, flat, merged, override, resolved, to_toml, update
+from spear_rl.app.config import Config, flat, merged, override, require_env, resolved, to_toml, update, with_changes
 from spear_rl.errors import CheckpointError, ConfigError, FinishedError
 from spear_rl.io.files import is_leftover
 from spear_rl.io.lock import LOCK, locked
@@ -70,6 +70,7 @@ def opened(source: str | None, overrides: Sequence[str], *, verb: Verb) -> Itera
     run_dir, is_auto = Path(asked.run.dir), asked.run.resume == "auto"
     asked.run.resume = resumes(asked)
     if not asked.run.resume:
+        require_env(asked)
         yield resolved(asked), []
         return
     _check_there(run_dir)
@@ -192,8 +193,7 @@ def stored_with(run_dir: Path, overrides: Sequence[str], *, folder: Path) -> Con
         config = _config_of(tomllib.loads(known), folder) if known else stored(run_dir).config
     else:
         config = _config_of(table, run_dir / CONFIG)
-    override(config, overrides)
-    return resolved(config)
+    return resolved(with_changes(config, overrides))
 
 
 def start_of(config: Config, *, verb: Verb) -> Start:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from spear_rl.app.build.cautions import RewardWatch, cautions
 from spear_rl.app.build.rollout import Player, eval_sampling_of, tasks_of
 from spear_rl.app.build.training import algorithm_of, engine_of, policy_in_folder
 from spear_rl.app.config import Config, resolved
@@ -83,6 +84,8 @@ def train_from(config: Config, callbacks: Sequence[Callback] = (), *, stop: Stop
         if len(panel) < config.rollout.num_tasks:
             few = f"the train split has {len(panel)} tasks, fewer than rollout.num_tasks={config.rollout.num_tasks}"
             start.notes.append(f"{few}: a step plays some of them in more than one group")
+        is_new = start.checkpoint is None
+        start.notes.extend(cautions(config) if is_new else ())
         engine = engine_of(config, folder=start.checkpoint or start.cold_start)
         if algorithm.critic:
             critic_engine(engine)  # refuses before the cold start, not after it
@@ -101,7 +104,12 @@ def train_from(config: Config, callbacks: Sequence[Callback] = (), *, stop: Stop
                 checkpoint_every=config.run.checkpoint_every,
                 trajectories_every=config.run.trajectories_every,
                 eval_every=config.eval.every,
-                callbacks=[trackers, *callbacks, partial(_discard_cold_start, run_dir)],
+                callbacks=[
+                    trackers,
+                    *callbacks,
+                    partial(_discard_cold_start, run_dir),
+                    *([RewardWatch(config, callbacks)] if is_new else []),
+                ],
                 settings=settings,
                 stop=stop,
             )
@@ -151,6 +159,7 @@ def sft_from(config: Config, callbacks: Sequence[Callback] = (), *, stop: Stop |
     settings, trackers = settings_text(config, "sft"), Trackers(config.run.trackers, callbacks)
     with locked(run_dir), trackers.tracking():
         start, held_out = start_of(config, verb="sft"), _held_out(config)
+        start.notes.extend(cautions(config, with_rl=False))
         engine = engine_of(config, folder=start.cold_start)
         cold = _cold_start(config, engine, start, settings, stop)
         _open(config, settings, start, trackers, callbacks)

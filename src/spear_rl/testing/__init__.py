@@ -1,7 +1,8 @@
 """Checks for authors of environments and engines: what would go wrong in a training run. Never imports torch."""
 
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -11,16 +12,19 @@ from spear_rl.io.files import same_folder
 from spear_rl.rollout.contract import ContractError, checked_task
 from spear_rl.rollout.env import Task, TasksFn
 from spear_rl.rollout.tasks import loaded_tasks, panel_of
-from spear_rl.testing.checks import crash_fault, expert_faults, task_faults, worker_faults
+from spear_rl.testing.checks import Faults, crash_fault, expert_faults, rebuilt_faults, task_faults, worker_faults
 from spear_rl.testing.engine import check_engine
 from spear_rl.testing.play import STRANGE, Timing
 
-__all__ = ["STRANGE", "Timing", "check_engine", "check_environment", "check_panels", "check_tasks", "loaded_tasks"]
+__all__ = [
+    "STRANGE", "Timing", "check_engine", "check_environment", "check_panels", "check_tasks", "loaded_tasks", "notes_on",
+]  # fmt: skip
 
 MAX_TURNS = 20
 MAX_STEP_MS = 250.0
 MAX_RESET_MS = 5000.0
 SPLITS = ("train", "validation", "test")
+_QUOTED_OR_NUMBER = re.compile(r"""(?<!\w)'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\d+""")
 
 
 def check_tasks(
@@ -32,8 +36,8 @@ def check_tasks(
         options: passed to `tasks_of` with the split.
         timing: filled with the times of resets and steps.
     """
-    options = dict(options or {})
-    faults = check_panels(tasks_of, **options)
+    options, timing = dict(options or {}), Timing() if timing is None else timing
+    faults = [("", fault) for fault in check_panels(tasks_of, **options)]
     for split in SPLITS:
         try:
             panel = panel_of(tasks_of, split, **options)
@@ -46,8 +50,10 @@ def check_tasks(
             faults.append(crash)
             break  # other splits may crash this process, too
         if len(panel):
-            faults += check_environment(panel, num_tasks=num_tasks, in_worker=True, timing=timing)
-    return list(dict.fromkeys(faults))
+            found = list(_faults(panel, num_tasks, MAX_TURNS, timing, in_worker=True))
+            again = () if found else panel_of(tasks_of, split, **options)[:num_tasks]
+            faults += found or rebuilt_faults(first_tasks, again, MAX_TURNS)
+    return _grouped([*faults, *_slowness(timing)])
 
 
 def check_environment(
@@ -64,30 +70,58 @@ def check_environment(
         in_worker: also play in a worker process and compare; a worker must be able to import the tasks' module.
         timing: filled with the times of resets and steps.
     """
+    timing = Timing() if timing is None else timing
+    return _grouped([*_faults(tasks, num_tasks, max_turns, timing, in_worker=in_worker), *_slowness(timing)])
+
+
+def _faults(tasks: Sequence[Task], num_tasks: int, max_turns: int, timing: Timing, *, in_worker: bool) -> Faults:
     if not len(tasks):
-        return ["there is no task at all"]
+        yield "", "there is no task at all"
+        return
     try:
         tasks = [checked_task(task, "tasks") for task in tasks]
     except ContractError as error:
-        return [error.what]
-    faults = [f"the task id {name!r} occurs {n} times" for name, n in Counter(t.id for t in tasks).items() if n > 1]
-    timing = Timing() if timing is None else timing
-    task_ids: dict[str, list[str]] = {}
+        yield "", error.what
+        return
+    for name, count in Counter(task.id for task in tasks).items():
+        if count > 1:
+            yield "", f"the task id {name!r} occurs {count} times"
     tasks = tasks[:num_tasks]
     with same_folder():
-        for task in tasks:
-            for fault in task_faults(task, max_turns, timing):
-                task_ids.setdefault(fault, []).append(task.id)
-    for fault, (first, *others) in task_ids.items():
-        faults.append(f"{first}{f' and {len(others)} more' if others else ''}: {fault}")
-    if not task_ids:
-        faults += expert_faults(tasks)
-        faults += worker_faults(tasks, max_turns) if in_worker else []
+        found = [(task.id, fault) for task in tasks for fault in task_faults(task, max_turns, timing)]
+    yield from found
+    if not found:
+        yield from expert_faults(tasks, timing)
+        yield from worker_faults(tasks, max_turns) if in_worker else ()
+
+
+def _slowness(timing: Timing) -> Faults:
     if timing.step_ms > MAX_STEP_MS:
-        faults.append(f"a step takes {timing.step_ms:.0f} ms on average: a training would wait for it most of the time")
+        yield "", f"a step takes {timing.step_ms:.0f} ms on average: a training would wait for it most of the time"
     if timing.reset_ms > MAX_RESET_MS:
-        faults.append(f"making and resetting an environment takes {timing.reset_ms:.0f} ms on average")
-    return faults
+        yield "", f"making and resetting an environment takes {timing.reset_ms:.0f} ms on average"
+
+
+def _grouped(faults: Iterable[tuple[str, str]]) -> list[str]:
+    """One line per fault, with the number of tasks that have it; texts that differ in numbers and quotes are equal."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for task_id, fault in faults:
+        groups.setdefault(_QUOTED_OR_NUMBER.sub("", fault), []).append((task_id, fault))
+    lines = []
+    for (first_id, fault), *others in groups.values():
+        ids = {task_id for task_id, _ in others} - {first_id}
+        where = f"{first_id}{f' and {len(ids)} more' if ids else ''}: " if first_id else ""
+        texts = {text for _, text in others} - {fault}
+        lines.append(f"{where}{fault}{f' (and {len(texts)} more like it)' if texts else ''}")
+    return lines
+
+
+def notes_on(timing: Timing) -> list[str]:
+    """What is no fault but may surprise, one sentence each."""
+    if timing.tool_turns or not timing.steps:
+        return []
+    way_out = "set used_tool=True in the StepResult of a turn that used one, or algorithm.bonus.mode=none"
+    return [f"no turn ever used a tool: the bonus will pay nothing ({way_out})"]
 
 
 def check_panels(tasks_of: TasksFn, **options: Any) -> list[str]:

@@ -12,6 +12,14 @@ from spear_rl.testing.play import STRANGE, BrokenError, Play, Timing, expert_scr
 
 STEP_SECONDS = 10.0
 """A longer step counts as hung; making and resetting an environment may take five times as long."""
+LOST = (
+    "a run neither repeats nor resumes bit for bit, the episode of a worker that died cannot be replayed, and the "
+    "episodes of a group, whose states GiGPO compares, are not those of one task"
+)
+"""What an environment that is not deterministic costs."""
+
+Faults = Iterator[tuple[str, str]]
+"""The task, or nothing, and the sentence."""
 
 
 def task_faults(task: Task, max_turns: int, timing: Timing) -> Iterator[str]:
@@ -37,7 +45,7 @@ def _types(play: Play) -> Iterator[str]:
 
 def _determinism(play: Play) -> Iterator[str]:
     if any(play.episode(script) != play.episode(script) for script in play.scripts):
-        yield "the same actions led to different answers: an episode must be deterministic"
+        yield f"the same actions led to different answers, but an episode must be deterministic: otherwise {LOST}"
         return
     first, results = play.episode(play.scripts[-1])
     episodes = [play.start(), play.start()]
@@ -96,29 +104,40 @@ def _state_keys(play: Play) -> Iterator[str]:
         yield f"its state_key is {seen[0].state_key!r} whatever happens: all states would count as the same"
 
 
-def expert_faults(tasks: Sequence[Task], *, num_seeds: int = 3) -> Iterator[str]:
+def expert_faults(tasks: Sequence[Task], timing: Timing, *, num_seeds: int = 3) -> Faults:
     """An expert may fail sometimes, but not always, and its actions must be valid."""
     outcomes: list[bool] = []
     for task, seed in ((task, seed) for task in tasks if task.demonstrate for seed in range(num_seeds)):
         try:
             script = expert_script(task, seed)
-            _, results = Play(task, len(script), Timing()).episode(script)
+            _, results = Play(task, len(script), timing).episode(script)
         except BrokenError as error:
-            yield f"{task.id}: its expert's episode broke: {error}"
+            yield task.id, f"its expert's episode broke: {error}"
             return
         solved = 0.0
         for action, result in zip(script, results, strict=False):
             if result.invalid:
-                yield f"{task.id}: its expert says {action[:40]!r}, which the game calls invalid ({result.invalid})"
+                yield task.id, f"its expert says {action[:40]!r}, which the game calls invalid ({result.invalid})"
                 return
             solved = solved + result.reward if result.success is None else float(result.success)
         outcomes.append(solved > 0)
     if outcomes and not any(outcomes):
-        yield f"none of {len(outcomes)} demonstrations solved its task"
+        yield "", f"none of {len(outcomes)} demonstrations solved its task"
 
 
-def crash_fault(tasks: Sequence[Task], max_turns: int) -> str:
-    """How a task ends or hangs a process, tried in a worker; empty if none does."""
+def rebuilt_faults(tasks: Sequence[Task], again: Sequence[Task], max_turns: int) -> Faults:
+    """The same ids must name the same games when the panel is made again, as a resume does."""
+    for task, other in zip(tasks, again, strict=False):
+        play, rebuilt = (Play(each, max_turns, Timing()) for each in (task, other))
+        try:
+            if any(play.episode(script) != rebuilt.episode(script) for script in play.scripts):
+                yield task.id, f"made again by `tasks`, it gives different answers to the same actions: {LOST}"
+        except BrokenError as error:
+            yield task.id, f"made again by `tasks`, it breaks: {error}"
+
+
+def crash_fault(tasks: Sequence[Task], max_turns: int) -> tuple[str, str] | None:
+    """How a task ends or hangs a process, tried in a worker; None if none does."""
     with Pool(num_workers=1, step_timeout=STEP_SECONDS) as pool:
         for task in tasks:
             try:
@@ -126,11 +145,11 @@ def crash_fault(tasks: Sequence[Task], max_turns: int) -> str:
             except UserError:  # an answer breaks the protocol, which other checks report
                 continue
             if isinstance(last, Failure) and pool.num_replaced:
-                return f"{task.id}: {in_words(last.error)}"
-    return ""
+                return task.id, in_words(last.error)
+    return None
 
 
-def worker_faults(tasks: Sequence[Task], max_turns: int) -> Iterator[str]:
+def worker_faults(tasks: Sequence[Task], max_turns: int) -> Faults:
     """Another process, with other hash seeds and without this one's variables, must give the same answers."""
     with Pool(num_workers=1, step_timeout=STEP_SECONDS) as pool:
         for task in tasks:
@@ -139,9 +158,10 @@ def worker_faults(tasks: Sequence[Task], max_turns: int) -> Iterator[str]:
             there = list(_answers_in_worker(pool, task, play.scripts[-1][: len(results)]))
             failures = [answer for answer in there if isinstance(answer, Failure)]
             if failures:
-                yield f"{task.id}: it cannot be played in a worker process: {in_words(failures[0].error)}"
+                yield task.id, f"it cannot be played in a worker process: {in_words(failures[0].error)}"
             elif there != [first, *results]:
-                yield f"{task.id}: another process gave different answers (the order of a set, or something outside?)"
+                source = "the order of a set, or something outside?"
+                yield task.id, f"another process gave different answers ({source}): {LOST}"
 
 
 def _answers_in_worker(pool: Pool, task: Task, actions: Sequence[str]) -> Iterator[Answer]:

@@ -21,10 +21,12 @@ STRANGE = (
 
 @dataclass
 class Timing:
-    """How long resets and steps took, in seconds."""
+    """How long resets and steps took, in seconds, and what was seen on the way."""
 
     resets: list[float] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
+    tool_turns: int = 0
+    """Steps that used a tool."""
 
     @property
     def reset_ms(self) -> float:
@@ -85,6 +87,7 @@ class Play:
         with _as_broken(f"told {action[:40]!r}, it"):
             result = checked_step(env, action)
         self._timing.steps.append(time.perf_counter() - started)
+        self._timing.tool_turns += result.used_tool
         return result
 
     def close(self, env: Environment) -> None:

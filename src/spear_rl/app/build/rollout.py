@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
-from spear_rl.app.config import Config
+from spear_rl.app.config import Config, require_env
 from spear_rl.envs import ENVIRONMENTS
 from spear_rl.errors import ConfigError, OptionError, UserError
 from spear_rl.io.escaping import clipped
@@ -61,6 +61,7 @@ def _tasks_fn(config: Config) -> TasksFn:
     checks the options.
     """
     name, python = config.task.env, config.task.python
+    require_env(config)
     if name not in ENVIRONMENTS and ":" not in name:
         choices = f"{', '.join(ENVIRONMENTS)}, or your own as package.module:function"
         raise ConfigError(f"task.env: there is no environment {name!r}; there are: {choices}")

@@ -23,7 +23,8 @@ from spear_rl.settings.ranges import nearest
 __all__ = [
     "AlgorithmConfig", "BonusConfig", "Config", "CovarianceConfig", "Engine", "Eval", "FiltersConfig",
     "ImitationConfig", "Optim", "PPOConfig", "Rollout", "Run", "Sft", "Task", "check", "documentation", "flat", "load",
-    "merged", "override", "presets", "resolved", "sections", "to_toml", "update", "value_of",
+    "merged", "override", "presets", "require_env", "resolved", "sections", "to_toml", "update", "value_of",
+    "with_changes",
 ]  # fmt: skip
 
 
@@ -51,8 +52,16 @@ def merged(source: str | None, overrides: Sequence[str] = (), *, block: Mapping[
     config = Config()
     if source:
         update(config, fields.table_in(source, presets()))
+    return with_changes(config, overrides, block=block)
+
+
+def with_changes(config: Config, overrides: Sequence[str], *, block: Mapping[str, Any] | None = None) -> Config:
+    """The config with a `block` and overrides written into it; another task.env drops the options of the first."""
+    env, options, config.task.options = config.task.env, config.task.options, {}
     update(config, block or {})
     override(config, overrides)
+    if config.task.env == env:
+        config.task.options = options | config.task.options
     return config
 
 
@@ -93,6 +102,12 @@ def check(config: Config) -> None:
         known = f"it is one of: {', '.join(ALGORITHM_NAMES)}; or your own: package.module:function"
         near = nearest(algorithm.name, ALGORITHM_NAMES)
         raise ConfigError(f"algorithm.name cannot be {algorithm.name!r}{near}; {known}")
+
+
+def require_env(config: Config) -> None:
+    """Refuse to play without an environment: the presets for any environment name none."""
+    if not config.task.env:
+        raise ConfigError("task.env is empty: give your own, task.env=package.module:function, or one of `spear list`")
 
 
 def presets() -> dict[str, str]:

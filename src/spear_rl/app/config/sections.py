@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from spear_rl.settings.ranges import FilePath, Length, Name, Range, Seed, Share, Steps, Turns, Words
+from spear_rl.settings.ranges import FilePath, Length, Range, Seed, Share, Steps, Turns, Words
 
 
 @dataclass
@@ -32,8 +32,8 @@ class Run:
 class Task:
     """What to play."""
 
-    env: Name = "household"
-    """An environment by name (`spear list`), or your own: package.module:function."""
+    env: Annotated[str, Length(0, 256, "characters")] = "household"
+    """An environment by name (`spear list`), or your own: package.module:function; must be chosen if empty."""
     options: dict[str, Any] = field(default_factory=dict)
     """The environment's own settings, e.g. task.options.level=easy."""
     python: Annotated[str, FilePath(may_be_empty=True)] = ""

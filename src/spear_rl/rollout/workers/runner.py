@@ -44,7 +44,8 @@ class EnvRunner(Protocol):
 def expert_actions(task: Task, seed: int, runner: EnvRunner) -> list[str]:
     """The checked actions of one expert episode."""
     if task.demonstrate is None:
-        raise UserError(f"task {task.id} has no expert to demonstrate it: use an environment with demonstrations")
+        way_out = "give its Task `demonstrate`, or go without a cold start (sft.episodes=0)"
+        raise UserError(f"task {task.id} has no expert to demonstrate it: {way_out}")
     try:
         actions = runner.call(partial(task.demonstrate, seed))
     except KeyboardInterrupt:

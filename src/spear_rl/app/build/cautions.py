@@ -1,0 +1,59 @@
+"""Warnings about a run that will not learn: from its settings before it starts, and from its first steps."""
+
+import math
+from collections.abc import Sequence
+
+from spear_rl.app.config import Config
+from spear_rl.engines.models.tiny import TINY_SIZES
+from spear_rl.train.callbacks import Callback, Event
+
+LEAST_RATE, LEAST_SFT_RATE, LEAST_UPDATES = 1e-4, 1e-3, 100
+"""Below these, random weights do not learn to act within a run; rates for pre-trained models are far lower."""
+STEPS = 5
+"""Steps without any reward after which a run warns."""
+
+
+def cautions(config: Config, *, with_rl: bool = True) -> list[str]:
+    """One sentence for each setting that cannot work with a model from scratch; of RL only if it follows."""
+    model, optim, sft = config.engine.model, config.optim, config.sft
+    if model not in TINY_SIZES:
+        return []
+    updates = math.ceil(sft.episodes / sft.batch_size) * sft.epochs
+    faults = []
+    if with_rl and 0 < optim.learning_rate < LEAST_RATE:
+        faults.append(f"optim.learning_rate={optim.learning_rate:g} is too small for it: set about 1e-3")
+    if sft.episodes and sft.learning_rate < LEAST_SFT_RATE:
+        faults.append(f"sft.learning_rate={sft.learning_rate:g} is too small for it: set about 4e-3")
+    if 0 < updates < LEAST_UPDATES:
+        few = f"sft.episodes={sft.episodes} makes {updates} update{'s' * (updates != 1)}, too few for it"
+        faults.append(f"{few}: set sft.episodes=2000 and sft.batch_size=4")
+    if not sft.episodes:
+        faults.append("without a cold start it says nothing that an environment understands: set sft.episodes=2000")
+    begins = f"warning: engine.model={model} begins with random weights, and"
+    return [f"{begins} {fault}, or begin with the preset tiny" for fault in faults]
+
+
+class RewardWatch:
+    """A callback that warns once if the first steps brought no success and rewards that are all the same."""
+
+    def __init__(self, config: Config, callbacks: Sequence[Callback]) -> None:
+        self._callbacks, self._num_steps, self._num_episodes, self._reward = callbacks, 0, 0.0, math.nan
+        self._advice = "make its tasks easier, or its expert better"
+        if not config.sft.episodes:
+            self._advice = "set sft.episodes for a cold start on an expert's episodes, or begin with easier tasks"
+
+    def __call__(self, event: Event) -> None:
+        if event.kind != "step" or self._num_steps >= STEPS or not event.metrics:
+            return
+        reward = event.metrics["rollout/reward"]
+        is_same = math.isnan(self._reward) or math.isclose(reward, self._reward, rel_tol=1e-9, abs_tol=1e-12)
+        if event.metrics["rollout/success"] > 0 or not is_same:
+            self._num_steps = STEPS  # there is something to learn from
+            return
+        self._num_steps, self._reward = self._num_steps + 1, reward
+        self._num_episodes += event.metrics["rollout/episodes"]
+        if self._num_steps == STEPS:
+            seen = f"the first {STEPS} steps ({self._num_episodes:.0f} episodes) saw no success and one reward for all"
+            text = f"warning: {seen}, so there is nothing to learn from yet: {self._advice}"
+            for callback in self._callbacks:
+                callback(Event("note", event.step, text=text))
