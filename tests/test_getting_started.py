@@ -46,7 +46,7 @@ def test_the_last_word_of_a_setting_alone_leads_to_it(key):
         (["--seed", "1"], "run.seed"),
         (["--seed=1"], "run.seed"),
         (["--lr", "1e-4"], "optim.learning_rate"),
-        (["--learning-rate=1"], "optim.learning_rate or sft.learning_rate"),
+        (["--learning-rate=1"], "optim.learning_rate or algorithm.ppo.learning_rate or sft.learning_rate"),
         (["-n", "4"], "rollout.group_size"),
         (["lr=1e-4"], "optim.learning_rate"),
         (["optim.lr=1e-4"], "optim.learning_rate"),

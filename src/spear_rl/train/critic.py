@@ -1,7 +1,7 @@
 """The critic's part of a training step: values of the played episodes, advantages from them, and the value loss."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -51,8 +51,8 @@ class Judged:
     def num_rows(self) -> int:
         return 0 if self.batch is None else len(self.batch)
 
-    def learn(self, count: int, rng: random.Random) -> list[Metrics]:
-        """Fit the values in `count` optimizer steps, each on a random part of the rows; a single one keeps their order.
+    def learn(self, count: int, epochs: int, rng: random.Random) -> list[Metrics]:
+        """Fit the values: per pass `count` optimizer steps, each on a random part of the rows; one keeps their order.
 
         Every played turn counts, also one that a filter drops: the critic is a baseline, like a group's mean.
         """
@@ -62,10 +62,14 @@ class Judged:
         for column, x in zip(columns, (self.values, self.estimate.returns, self.estimate.fits), strict=True):
             column[self.batch.mask] = x.to(column.dtype)
         old, returns, batch = columns[0], columns[1], replace(self.batch, mask=columns[2].bool())
-        order = list(range(len(batch))) if count == 1 else rng.sample(range(len(batch)), len(batch))
-        parts = [torch.tensor(order[number::count]) for number in range(min(count, len(order)))]
-        clip = self.settings.value_clip or None
-        return [self.model.update(batch.rows(n), old[n], returns[n], clip=clip) for n in parts if batch.mask[n].any()]
+        clip, fitted = self.settings.value_clip or None, list[Metrics]()
+        for _ in range(epochs):
+            order = list(range(len(batch))) if count == 1 else rng.sample(range(len(batch)), len(batch))
+            parts = [torch.tensor(order[number::count]) for number in range(min(count, len(order)))]
+            fitted += [
+                self.model.update(batch.rows(n), old[n], returns[n], clip=clip) for n in parts if batch.mask[n].any()
+            ]
+        return fitted
 
     @property
     def metrics(self) -> Metrics:
@@ -81,13 +85,18 @@ class Judged:
 
 
 def judged(
-    algorithm: Algorithm, engine: Engine, groups: Sequence[Group], dropped: Sequence[Sequence[str]], batch: Batch | None
+    algorithm: Algorithm,
+    engine: Engine,
+    groups: Sequence[Group],
+    dropped: Sequence[Sequence[str]],
+    collate: Callable[[list[list[float]]], Batch | None],
 ) -> Judged:
     """Values and advantages of what was played.
 
     Args:
-        batch: the rows of all turns, as if every one of them trained; None if there is not one token.
+        collate: per-turn advantages in, the rows of all turns out; None if there is not one token.
     """
+    batch = collate([[0.0] * len(t.turns) for group in groups for t in group.trajectories])
     model, estimator, settings = critic_engine(engine).critic, algorithm.advantages, algorithm.critic
     if model is None or settings is None or not isinstance(estimator, Estimator):
         raise ValueError("PPO needs an engine after hold_critic, and advantages with a method estimate, as GAE has")

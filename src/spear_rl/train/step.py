@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import chain
 from statistics import fmean
 
@@ -14,7 +15,7 @@ import torch
 
 from spear_rl.algorithms.base import Algorithm, Replay
 from spear_rl.engines.base import Batch, Engine, ImageBatch, Term
-from spear_rl.train.critic import Judged, judged
+from spear_rl.train.critic import judged
 from spear_rl.types import Completion, Group, Metrics, Trajectory, Turn, mean_measures
 
 CollectFn = Callable[[int], list[Group]]
@@ -71,44 +72,35 @@ def train_step(
 
     played = [t for group in groups for t in group.trajectories]
     dropped = algorithm.dropped(groups)
-    critic: Judged | None = None
-    if algorithm.critic:
-        everything = collate(played, [[0.0] * len(t.turns) for t in played], pad_id=engine.pad_id)
-        critic = judged(algorithm, engine, groups, dropped, everything)
+    rows_of = partial(collate, pad_id=engine.pad_id)
+    critic = judged(algorithm, engine, groups, dropped, partial(rows_of, played)) if algorithm.critic else None
     turn_advantages = critic.turn_advantages if critic else algorithm.advantages(groups)
-    batch = collate(played, turn_advantages, pad_id=engine.pad_id, dropped=dropped)
+    batch = rows_of(played, turn_advantages, dropped=dropped)
     if critic and batch is not None:
         batch = critic.token_level(batch)
     policy = [Term("policy", batch, algorithm.loss, generator=algorithm.generator)] if batch is not None else []
     if on_played:
         on_played(groups, turn_advantages, dropped)
 
-    replay: list[Term] = []
-    imitation = algorithm.imitation
+    replay, imitation = list[Term](), algorithm.imitation
     if imitation:
         imitation.observe(groups)
         drawn = imitation.draw(step, rng, num_played=len(played))
         metrics |= drawn.metrics
         if on_drawn:
             on_drawn(drawn)
-        batch = collate(drawn.trajectories, drawn.turn_advantages, pad_id=engine.pad_id, dropped=drawn.dropped)
+        batch = rows_of(drawn.trajectories, drawn.turn_advantages, dropped=drawn.dropped)
         if batch is not None:
             wanted = round(len(batch.mask) / drawn.share)
             replay = [Term("replay", batch, imitation.loss, imitation.weight(step), imitation.generator, wanted)]
 
     with timed("time/update", metrics):
-        is_separate = imitation is not None and imitation.update == "separate"
-        is_warming_up = critic is not None and step < critic.settings.warmup_steps
-        learned: list[Metrics] = []
-        for terms in [] if is_warming_up else [policy, replay] if is_separate else [[*policy, *replay]]:
-            count = -(-len(terms[0].batch) // minibatch_rows) if terms and minibatch_rows else num_minibatches
-            for _ in range(epochs):
-                learned += [engine.update(update) for update in minibatches(terms, count, rng)]
-        metrics |= mean_metrics(learned)
+        split = Split(num_minibatches, minibatch_rows, epochs, rng)
+        together = [policy, replay] if imitation and imitation.update == "separate" else [[*policy, *replay]]
+        if not (critic and step < critic.settings.warmup_steps):
+            metrics |= mean_metrics([engine.update(update) for terms in together for update in split.updates(terms)])
         if critic:
-            count = -(-critic.num_rows // minibatch_rows) if minibatch_rows else num_minibatches
-            fitted = [fit for _ in range(epochs) for fit in critic.learn(count, rng)]
-            metrics |= critic.metrics | mean_metrics(fitted)
+            metrics |= critic.metrics | mean_metrics(critic.learn(split.count(critic.num_rows), epochs, rng))
         engine.sync()
 
     if imitation:
@@ -204,6 +196,25 @@ def collate(
         return batch
     tensors = {f.name: getattr(batch, f.name) for f in fields(Batch)}
     return ImageBatch(**tensors, images=tuple(row.images for row in flat))
+
+
+@dataclass(frozen=True)
+class Split:
+    """How the rows of a step are divided between optimizer steps."""
+
+    num_minibatches: int
+    minibatch_rows: int
+    epochs: int
+    rng: random.Random
+
+    def count(self, num_rows: int) -> int:
+        """Optimizer steps per pass."""
+        return -(-num_rows // self.minibatch_rows) if self.minibatch_rows else self.num_minibatches
+
+    def updates(self, terms: Sequence[Term]) -> Iterator[list[Term]]:
+        """The optimizer steps of all passes; the first term's rows decide how many there are in a pass."""
+        for _ in range(self.epochs if terms else 0):
+            yield from minibatches(terms, self.count(len(terms[0].batch.mask)), self.rng)
 
 
 def minibatches(terms: Sequence[Term], count: int, rng: random.Random) -> list[list[Term]]:
