@@ -123,6 +123,10 @@ def evaluate(
     api_key_env: Annotated[str, Option(help="Endpoint: variable with the key; OPENAI_API_KEY if left out.")] = "",
     parallel: Annotated[int, Option(help="Endpoint: concurrent requests.")] = 16,
     timeout: Annotated[float, Option(help="Endpoint: seconds to wait for an answer.")] = 120.0,
+    prompting: Annotated[str, Option(help="Prompting baseline around the policy: react, reflexion.")] = "none",
+    shots: Annotated[int | None, Option(help="Prompting: worked examples before the task; 2 if left out.")] = None,
+    trials: Annotated[int | None, Option(help="Reflexion: attempts per task at most; 3 if left out.")] = None,
+    examples: Annotated[str, Option(help="Prompting: your own examples, JSON or TOML, instead of experts'.")] = "",
     out: Annotated[Path | None, Option(help="Write the result, with task ids, to this JSON file.")] = None,
     config: Annotated[str, Option(help="A preset or config.toml with the other settings.")] = "",
     set_: Annotated[list[str] | None, Option("--set", help="Any other setting, section.key=value.")] = None,
@@ -133,8 +137,10 @@ def evaluate(
     """
     from spear_rl.app.console import eval_progress, print_report
     from spear_rl.app.evaluate import EvalOptions, evaluate_from
+    from spear_rl.app.prompting import PromptOptions
 
-    options = EvalOptions(split, tasks, episodes, samples, model, api_key_env, parallel, timeout)
+    prompts = PromptOptions(prompting, shots, trials, examples)  # type: ignore[arg-type]
+    options = EvalOptions(split, tasks, episodes, samples, model, api_key_env, parallel, timeout, prompts)
     given = {"task.env": env or None, "eval.temperature": temperature, "run.seed": seed}
     overrides = [*(set_ or []), *(f"{key}={value}" for key, value in given.items() if value is not None)]
     if out:

@@ -107,6 +107,9 @@ def print_report(report: Report, console: Console) -> None:
         f"{about['model']} on {about['env']}, {about['split']}: {len(about['tasks'])} tasks, episodes of each: "
         f"{about['episodes_per_task']}, turns at most: {about['max_turns']}, seed {about['seed']}"
     )
+    if prompting := about.get("prompting"):
+        trials = f", trials at most: {prompting['trials']}" if "trials" in prompting else ""
+        console.print(f"prompting {prompting['name']}, worked examples: {prompting['shots']}{trials}")
     table = Table("kind", "success", "95 % interval", "episodes")
     for name, rate in {**result.by_family, "all": result.rate}.items():
         interval = f"{rate['low']:.1%} - {rate['high']:.1%}"
@@ -114,10 +117,13 @@ def print_report(report: Report, console: Console) -> None:
     console.print(table)
     turns = f"{result.turns:.1f} turns, {result.invalid_turns:.1%} of them invalid"
     console.print(f"mean reward {result.reward:.3f}, {turns}")
-    for name, value in report.samples.rates.items() if report.samples else ():
+    rates = (report.samples.rates if report.samples else {}) | (report.trials.rates if report.trials else {})
+    for name, value in rates.items():
         interval = f"({value['low']:.1%} - {value['high']:.1%})"
         console.print(f"{name} {value['rate']:.1%} {interval} over {value['tasks']:.0f} tasks")
     for name, mean in result.metrics.items():
         console.print(f"mean {name} {mean:.3f}")
+    for note in prompting["notes"] if prompting else ():
+        console.print(note, soft_wrap=True)
     if result.failed_episodes:
         console.print(f"episodes that failed and do not count: {result.failed_episodes}", style="bold")

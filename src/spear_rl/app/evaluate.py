@@ -2,17 +2,20 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from spear_rl.app.build.rollout import Player, sampling_of, tasks_of
 from spear_rl.app.config import Config, check, load
+from spear_rl.app.prompting import Prompted, PromptOptions, Trials
 from spear_rl.app.resume import is_run, stored_with
 from spear_rl.errors import CheckpointError, ConfigError
 from spear_rl.io.record import PACKAGES, versions
 from spear_rl.rollout.env import Task
-from spear_rl.rollout.generator import Generator
+from spear_rl.rollout.generator import Generator, Sampling
 from spear_rl.rollout.policies.chat_client import ChatServer, EndpointError, UnansweredError
 from spear_rl.rollout.policies.endpoint import ChatEndpoint
 from spear_rl.rollout.policies.reference import REFERENCES, ReferencePolicy
@@ -38,10 +41,14 @@ class EvalOptions:
     api_key_env: str = ""
     parallel: Annotated[int, Range(1, 1024)] = 16
     timeout: Annotated[float, Range(0, 86_400, "(]", unit="seconds")] = 120.0
+    prompts: PromptOptions = field(default_factory=PromptOptions)
 
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(EvalOptions, include_extras=True).items():
-            checked(getattr(self, name), hint, f"--{name.replace('_', '-')}")
+            if name != "prompts":
+                checked(getattr(self, name), hint, f"--{name.replace('_', '-')}")
+        if self.prompts.prompting == "reflexion" and self.num_played > 1:
+            raise ConfigError("--prompting reflexion plays a task once per trial: leave out --episodes and --samples")
 
     @property
     def num_played(self) -> int:
@@ -62,9 +69,12 @@ class Report:
     about: dict[str, Any]
     samples: Samples | None = None
     """mean@k and pass@k, where they were asked for."""
+    trials: Trials | None = None
+    """Of Reflexion; `evaluation` is of every task's last episode."""
 
     def as_dict(self) -> dict[str, Any]:
-        return self.about | self.evaluation.as_dict() | (self.samples.as_dict() if self.samples else {})
+        extras = [extra.as_dict() for extra in (self.samples, self.trials) if extra]
+        return reduce(or_, extras, self.about | self.evaluation.as_dict())
 
 
 def evaluate_from(
@@ -84,6 +94,8 @@ def evaluate_from(
     """
     if "://" not in policy and options.is_for_endpoint:
         raise ConfigError("--model, --api-key-env, --parallel and --timeout are for an endpoint: http://host:port/v1")
+    if policy in REFERENCES and options.prompts.is_used:
+        raise ConfigError(f"--prompting is for policies that read prompts: an endpoint or a model, not {policy}")
     if policy in REFERENCES or "://" in policy:
         report = _with_messages(policy, load(source or None, overrides), options, notice)
     else:
@@ -103,23 +115,33 @@ def _with_messages(policy: str, config: Config, options: EvalOptions, notice: No
     if server is not None:
         about = {"policy": "endpoint", "model": options.model or _only_model(server), "endpoint": server.name}
     with Player(config, renderer=renderer) as player:
+        prompted = _prompted(options, config, player, tasks)
         envs = player.watched(len(tasks) * options.num_played, notice)
-        if server is None:
-            generator: Generator = ReferencePolicy(REFERENCES[policy], envs, renderer, seed=config.run.seed)
-        else:
-            generator = ChatEndpoint(
+
+        def generator_of(sampling: Sampling, seed: int) -> Generator:
+            if server is None:
+                return ReferencePolicy(REFERENCES[policy], envs, renderer, seed=config.run.seed)
+            return ChatEndpoint(
                 server,
                 model=about["model"],
                 renderer=renderer,
-                sampling=sampling_of(config, temperature=config.eval.temperature),
-                seed=config.run.seed,
+                sampling=sampling,
+                seed=config.run.seed + seed,
                 num_parallel=options.parallel,
                 on_lost=envs.fail,
             )
-        max_turns = config.eval.max_turns
-        groups = player.groups(tasks, generator, group_size=options.num_played, step=0, max_turns=max_turns)
-    settings = _about(config, options, tasks, is_sampled=server is not None)
-    return Report(evaluation(groups), about | settings | {"versions": versions()})
+
+        trials = None
+        if prompted and options.prompts.prompting == "reflexion":
+            trials = prompted.trials(generator_of, envs)
+            result = evaluation(trials.groups)
+        else:
+            generator = generator_of(sampling_of(config, temperature=config.eval.temperature), 0)
+            max_turns = config.eval.max_turns
+            groups = player.groups(tasks, generator, group_size=options.num_played, step=0, max_turns=max_turns)
+            result = evaluation(groups)
+    settings = _about(config, options, tasks, prompted, is_sampled=server is not None)
+    return Report(result, about | settings | {"versions": versions()}, trials=trials)
 
 
 def _with_model(
@@ -148,14 +170,25 @@ def _with_model(
         check(config)
     engine = engine_of(config, folder=folder)
     with Player(config, engine.tokenizer, processor=engine.processor) as player:
-        player.watched(len(tasks) * options.num_played, notice)
-        result = evaluated(config, engine, player, tasks, step=0, num_episodes=options.num_played)
+        prompted, trials = _prompted(options, config, player, tasks), None
+        envs = player.watched(len(tasks) * options.num_played, notice)
+        if prompted and options.prompts.prompting == "reflexion":
+            trials = prompted.trials(lambda s, n: engine.evaluation_generator(s, seed=config.run.seed + 7919 + n), envs)
+            result = evaluation(trials.groups)
+        else:
+            result = evaluated(config, engine, player, tasks, step=0, num_episodes=options.num_played)
     about = {"policy": "model", "model": model, "folder": str(folder) if folder else None}
-    about |= _about(config, options, tasks, is_sampled=True)
-    return Report(result, about | {"versions": versions(*PACKAGES)})
+    about |= _about(config, options, tasks, prompted, is_sampled=True)
+    return Report(result, about | {"versions": versions(*PACKAGES)}, trials=trials)
 
 
-def _about(config: Config, options: EvalOptions, tasks: Sequence[Task], *, is_sampled: bool) -> dict[str, Any]:
+def _prompted(options: EvalOptions, config: Config, player: Player, tasks: Sequence[Task]) -> Prompted | None:
+    return Prompted(options.prompts, config, player, tasks, options.split) if options.prompts.is_used else None
+
+
+def _about(
+    config: Config, options: EvalOptions, tasks: Sequence[Task], prompted: Prompted | None, *, is_sampled: bool
+) -> dict[str, Any]:
     about = {
         "env": config.task.env,
         "options": config.task.options,
@@ -168,7 +201,7 @@ def _about(config: Config, options: EvalOptions, tasks: Sequence[Task], *, is_sa
     if is_sampled:
         names = ("top_p", "max_new_tokens", "stop", "layout", "detail")
         about |= {"temperature": config.eval.temperature} | {name: getattr(config.rollout, name) for name in names}
-    return about
+    return about | (prompted.about() if prompted else {})
 
 
 def _only_model(server: ChatServer) -> str:
