@@ -30,7 +30,7 @@ GeneratorOf = Callable[[Sampling, int], Generator]
 
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
-    """The options --prompting, --shots, --trials and --examples; None and an empty name are options that were left out."""
+    """The options --prompting, --shots, --trials and --examples; None and an empty name if left out."""
 
     prompting: Literal["none", "react", "reflexion"] = "none"
     shots: Annotated[int, Range(0, 64)] | None = None

@@ -2,9 +2,10 @@
 
 import json
 import random
+import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ ANY_FAMILY = "*"
 MAX_TRIES = 32
 """Demonstrations of one family that are played to find solved ones."""
 MAX_FILE_BYTES = 10_000_000
+_MAX_QUOTED = 160
+"""Characters of an observation or action that a derived thought repeats."""
 _TURN_KEYS = ("observation", "thought", "action")
 
 
@@ -59,26 +62,26 @@ def expert_examples(
         excluded: ids of tasks that must not be shown.
     """
     order = random.Random(f"examples/{seed}").sample(range(len(panel)), len(panel))
-    found: dict[str, list[Example]] = {family: [] for family in families}
-    num_tries: Counter[str] = Counter()
+    found: dict[str | None, list[Example]] = {family: [] for family in [*families, None]}
+    num_tries: Counter[str | None] = Counter()
 
-    def search(kind_of: Callable[[Task], str]) -> None:
-        """Fill `found` with examples of the tasks whose kind is one of its keys."""
+    def search(kinds: Sequence[str | None]) -> None:
+        """Fill `found` with examples of these kinds: families, or None for the tasks of all others."""
         for index in order:
-            wanted = [kind for kind, got in found.items() if len(got) < count and num_tries[kind] < MAX_TRIES]
+            wanted = [kind for kind in kinds if len(found[kind]) < count and num_tries[kind] < MAX_TRIES]
             if not wanted:
                 return
             task = panel[index]
-            kind = kind_of(task)
+            kind = task.family if task.family in families else None
             if kind in wanted and task.id not in excluded and task.demonstrate is not None:
                 num_tries[kind] += 1
                 example = _solved_example(task, seed=seed * 1_000_003 + index, envs=envs)
-                found[kind] += [example] if example else []
+                if example and all(example.turns != other.turns for other in found[kind]):
+                    found[kind].append(example)
 
-    search(lambda task: task.family)
-    if any(len(got) < count for got in found.values()):
-        found[ANY_FAMILY] = []
-        search(lambda task: "" if task.family in families else ANY_FAMILY)
+    search(families)
+    if any(len(found[family]) < count for family in families):
+        search([None])
     spare = [example for got in found.values() for example in got]
     if not spare:
         tried = f"the expert solved none of {num_tries.total()} training tasks"
@@ -110,17 +113,22 @@ def _text_only(renderer: Renderer, task: Task, observations: Sequence[Observatio
 
 
 def _with_thoughts(task: Task, played: Trajectory) -> list[ExampleTurn]:
-    """The turns of a demonstration; a thought says what was seen and which action follows, since experts have none."""
+    """The turns of a demonstration. Experts have no thoughts: each says what was seen and which action follows."""
     before, _, after = task.answer_format.format(action="\0").partition("\0")
     turns = []
     for number, turn in enumerate(played.turns):
         action = turn.text.removeprefix(before).removesuffix(after)
-        named = clipped(action, 100)
-        seen = "I have read the task." if number == 0 else f"I see: {clipped(turn.observation, 100)}"
-        is_last = number == len(played.turns) - 1
-        follows = f"This completes the task: {named}" if is_last else f"The next step is: {named}"
-        turns.append(ExampleTurn(turn.observation, f"{seen} {follows}", action))
+        first_line = turn.observation.partition("\n")[0]
+        seen = f"I see{_quoted(first_line)}." if number else "I have read the task."
+        step = "The last step" if number == len(played.turns) - 1 else "The next step"
+        turns.append(ExampleTurn(turn.observation, f"{seen} {step} is{_quoted(action)}.", action))
     return turns
+
+
+def _quoted(text: str) -> str:
+    """A short text in quotation marks; a long one, or one with tags or several lines, is only pointed at."""
+    line = text.strip()
+    return f' "{line}"' if len(line) <= _MAX_QUOTED and not re.search(r"[<\n]", line) else " this"
 
 
 def examples_in(path: str) -> dict[str, tuple[Example, ...]]:
