@@ -371,6 +371,17 @@ def test_a_retry_that_is_lost_leaves_the_task_as_it_was(server, result_of):
     assert result["trials"]["success@2"]["rate"] == 0.75
     assert result["trials"]["success@2"]["tasks"] == 4
     assert result["failed_episodes"] == 1
+    only = ["--set", "task.options.families=['gold']", "--tasks", 1]
+    result = result_of("--prompting", "reflexion", "--trials", 2, *only)
+    assert (result["success"], result["episodes"], result["failed_episodes"]) == (0.0, 1, 1)
+
+
+def test_a_reflection_that_is_lost_does_not_end_the_evaluation(server, result_of):
+    server.answer = lambda request: (
+        (500, b"boom", {"Retry-After": "0"}) if asks_for_reflection(request) else completed("zebra")
+    )
+    result = result_of("--prompting", "reflexion", "--trials", 2, "--tasks", 1)
+    assert [row.get("reflection") for row in next(iter(result["attempts"].values()))] == ["", None]
 
 
 def test_trials_end_when_all_is_solved_or_lost():

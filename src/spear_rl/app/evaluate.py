@@ -118,7 +118,7 @@ def _with_messages(policy: str, config: Config, options: EvalOptions, notice: No
         prompted = _prompted(options, config, player, tasks)
         envs = player.watched(len(tasks) * options.num_played, notice)
 
-        def generator_of(sampling: Sampling, seed: int) -> Generator:
+        def generator_of(sampling: Sampling, seed: int) -> Generator:  # a first trial has the seed 0
             if server is None:
                 return ReferencePolicy(REFERENCES[policy], envs, renderer, seed=config.run.seed)
             return ChatEndpoint(
@@ -129,6 +129,7 @@ def _with_messages(policy: str, config: Config, options: EvalOptions, notice: No
                 seed=config.run.seed + seed,
                 num_parallel=options.parallel,
                 on_lost=envs.fail,
+                has_answered=seed > 0,
             )
 
         trials = None

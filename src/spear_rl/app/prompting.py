@@ -25,7 +25,7 @@ MAX_TRANSCRIPT = 12_000
 _SEED_STRIDE = 1_000_003
 
 GeneratorOf = Callable[[Sampling, int], Generator]
-"""Sampling and a number that is added to the seed in; the policy out."""
+"""Sampling and a number that is added to the seed in, 0 in the first trial; the policy out."""
 
 
 @dataclass(frozen=True, slots=True)
