@@ -7,6 +7,7 @@ import random
 import re
 from collections import Counter
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -199,6 +200,17 @@ def test_toml_and_json_say_the_same(tmp_path):
         '[[red]]\nobservation = "red code ?"\nthought = "Hidden."\naction = "look"\n[[red]]\naction = "7"\n'
     )
     assert examples_in(str(tmp_path / "e.json")) == examples_in(str(tmp_path / "e.toml"))
+
+
+def test_the_examples_of_the_documentation_can_be_read(tmp_path):
+    page = (Path(__file__).parent.parent / "docs" / "evaluation.md").read_text("utf-8")
+    [block] = re.findall(r"```text\n(\{.*?)```", page, re.DOTALL)
+    (tmp_path / "e.json").write_text(block)
+    examples = examples_in(str(tmp_path / "e.json"))
+    assert {family: [len(e.turns) for e in found] for family, found in examples.items()} == {
+        "pick_and_place_simple": [2],
+        "*": [1],
+    }
 
 
 FAULTS = {
