@@ -342,6 +342,33 @@ def test_a_policy_that_learns_from_its_reflection_solves_the_second_trial(server
     assert ("Example 1" in server.requests[0]["messages"][0]["content"]) == bool(shots)
 
 
+def test_the_prompts_of_a_reflection_and_of_the_next_trial(server, result_of):
+    server.answer = lambda request: completed(LESSON if asks_for_reflection(request) else "zebra")
+    result_of("--prompting", "reflexion", "--trials", 2, "--shots", 0, "--tasks", 1)
+    first, reflection, second = [request["messages"] for request in server.requests]
+    task = f"red code ?\nPossible actions: {'; '.join(['look', *'0123456789'])}"
+    assert first == [{"role": "user", "content": f"{lookup.INSTRUCTIONS}\n\n{task}"}]
+    assert [message["role"] for message in reflection] == ["user"]
+    assert (
+        reflection[0]["content"]
+        == f"""{lookup.INSTRUCTIONS}
+
+You attempted the task below and did not succeed. This is what you saw and answered.
+
+Observation: red code ?
+Answer: zebra
+
+After your last answer you saw: wrong
+
+The attempt ended without success.
+
+You will attempt the same task again from its beginning. In two to four sentences, say what went wrong and what \
+you will do differently, with concrete steps. Write these sentences only, and no action."""
+    )
+    noted = f"You have tried this task before without success. What you noted after earlier attempts:\n- {LESSON}"
+    assert second == [{"role": "user", "content": f"{lookup.INSTRUCTIONS}\n\n{noted}\n\nNow your task.\n\n{task}"}]
+
+
 def test_success_per_trial_is_cumulative_and_each_task_stops_where_it_is_solved(server, result_of):
     needed = {"red": 0, "green": 1, "blue": 2, "gold": 9}
 
@@ -444,7 +471,9 @@ def test_a_transcript_keeps_the_first_and_the_last_turns_and_is_about_as_long_as
         if limit > 4000:
             assert shown[0] == 0
             assert shown[1:] == [*range(len(episode.turns))][len(episode.turns) - len(shown[1:]) :]
-        [message] = reflection_messages(lookup.tasks("test")[0], episode, ["old note"], max_chars=limit)
+        [message] = reflection_messages(
+            lookup.tasks("test")[0], episode, ending="The end.", earlier=["old note"], max_chars=limit
+        )
         assert lookup.INSTRUCTIONS in message["content"]
         assert "- old note" in message["content"]
 

@@ -195,7 +195,9 @@ class Prompted:
             length, room = self._reflection_room()
             own = replace(sampling, stop=(), max_new_tokens=length)
             generator = generator_of(own, (2 * trial - 1) * _SEED_STRIDE)
-            prompts = [self._reflection_prompt(attempt, room) for attempt in failed]
+            prompts = [
+                self._reflection_prompt(attempt, envs.endings.get(attempt.task.id, ""), room) for attempt in failed
+            ]
             answers = generator.generate(prompts)
             texts = [reflection_in(player.renderer.parse(answer.token_ids)) for answer in answers]
             for attempt, text in zip(failed, texts, strict=True):
@@ -215,12 +217,14 @@ class Prompted:
         length = min(length, max(new, most // 4))
         return length, most + new - length
 
-    def _reflection_prompt(self, attempt: Attempts, room: int | None) -> list[int]:
+    def _reflection_prompt(self, attempt: Attempts, ending: str, room: int | None) -> list[int]:
         """The longest request that fits; if none does, the end of the shortest."""
         assert attempt.last is not None
         max_chars, earlier = MAX_TRANSCRIPT, self._layout.reflections(attempt.task)
         while True:
-            messages = reflection_messages(attempt.task, attempt.last, earlier, max_chars=max_chars)
+            messages = reflection_messages(
+                attempt.task, attempt.last, ending=ending, earlier=earlier, max_chars=max_chars
+            )
             prompt = self._player.renderer.prompt(messages)
             if room is None or len(prompt) <= room:
                 return prompt

@@ -72,13 +72,21 @@ def play_trials(
     return attempts
 
 
-def reflection_messages(task: Task, played: Trajectory, earlier: Sequence[str], *, max_chars: int) -> list[Message]:
-    """The request for a reflection about a failed attempt, whose transcript has about `max_chars` characters."""
+def reflection_messages(
+    task: Task, played: Trajectory, *, ending: str, earlier: Sequence[str], max_chars: int
+) -> list[Message]:
+    """The request for a reflection about a failed attempt, whose transcript has about `max_chars` characters.
+
+    Args:
+        ending: the observation after the last answer.
+        earlier: reflections on earlier attempts.
+    """
     notes = "".join(f"\n- {note}" for note in earlier)
     parts = [
         task.instructions,
         "You attempted the task below and did not succeed. This is what you saw and answered.",
         transcript(played, max_chars),
+        f"After your last answer you saw: {_cut(ending, min(max_chars, _MAX_OBSERVATION))}" if ending else "",
         _ENDS.get(played.stop, _ENDS[Stop.DONE]),
         f"What you noted after earlier attempts:{notes}" if notes else "",
         "You will attempt the same task again from its beginning. In two to four sentences, say what went wrong and "

@@ -58,6 +58,8 @@ class ProgressRunner:
         answer: Callable[[Task, str], str] | None = None,
     ) -> None:
         self.episodes: dict[int, RunningEpisode] = {}
+        self.endings: dict[str, str] = {}
+        """Task id -> the last observation of the last of its episodes that ended."""
         self.tally = Tally(num_episodes)
         self._runner, self._notice = runner, notice or (lambda _: None)
         self._answer = answer or (lambda _, text: text)
@@ -92,6 +94,7 @@ class ProgressRunner:
         if episode is not None:
             self._failures = [(other, answer) for other, answer in self._failures if other != key]
             solved = episode.reward > 0 if episode.success is None else episode.success
+            self.endings[episode.task.id] = episode.observation.text
             self.tally.num_ended += 1
             self.tally.num_failed += episode.error is not None
             self.tally.num_solved += episode.error is None and solved
