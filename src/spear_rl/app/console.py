@@ -262,6 +262,9 @@ def print_report(report: Report, console: Console) -> None:
         f"{about['episodes_per_task']}, turns at most: {about['max_turns']}, seed {about['seed']}",
         overflow="fold",
     )
+    if prompting := about.get("prompting"):
+        trials = f", trials at most: {prompting['trials']}" if "trials" in prompting else ""
+        console.print(f"prompting {prompting['name']}, worked examples: {prompting['shots']}{trials}", overflow="fold")
     numbers = (Column(heading, no_wrap=True) for heading in ("success", "95 % interval", "episodes"))
     table = Table(Column("kind", overflow="fold"), *numbers)
     for name, rate in {**result.by_family, "all": result.rate}.items():
@@ -270,10 +273,13 @@ def print_report(report: Report, console: Console) -> None:
     console.print(table)
     turns = f"{result.turns:.1f} turns, {result.invalid_turns:.1%} of them invalid"
     console.print(f"mean reward {result.reward:.3f}, {turns}")
-    for name, value in report.samples.rates.items() if report.samples else ():
+    rates = (report.samples.rates if report.samples else {}) | (report.trials.rates if report.trials else {})
+    for name, value in rates.items():
         interval = f"({value['low']:.1%} - {value['high']:.1%})"
         console.print(f"{name} {value['rate']:.1%} {interval} over {value['tasks']:.0f} tasks")
     for name, mean in result.metrics.items():
         console.print(f"mean {name} {mean:.3f}")
+    for note in prompting["notes"] if prompting else ():
+        console.print(note, soft_wrap=True)
     if result.failed_episodes:
         console.print(f"episodes that failed and do not count: {result.failed_episodes}", style="bold")

@@ -3,17 +3,20 @@
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Annotated, Any, Self, get_type_hints
 
+from spear_rl.app.build.prompting import Prompted, PromptOptions, Trials
 from spear_rl.app.build.rollout import Player, eval_sampling_of, tasks_of
 from spear_rl.app.config import Config, check, load
 from spear_rl.app.resume import is_run, stored_with
 from spear_rl.errors import CheckpointError, ConfigError, DiskError
 from spear_rl.io.record import PACKAGES, versions
 from spear_rl.rollout.env import Task
-from spear_rl.rollout.generator import Generator
+from spear_rl.rollout.generator import Generator, Sampling
 from spear_rl.rollout.policies.chat_client import ChatServer, EndpointError, UnansweredError
 from spear_rl.rollout.policies.endpoint import ChatEndpoint
 from spear_rl.rollout.policies.reference import REFERENCES, ReferencePolicy
@@ -41,10 +44,14 @@ class EvalOptions:
     api_key_env: str = ""
     parallel: Annotated[int, Range(1, 1024)] = 16
     timeout: Annotated[float, Range(0, 86_400, "(]", unit="seconds")] = 120.0
+    prompts: PromptOptions = field(default_factory=PromptOptions)
 
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(EvalOptions, include_extras=True).items():
-            checked(getattr(self, name), hint, f"--{name.replace('_', '-')}")
+            if name != "prompts":
+                checked(getattr(self, name), hint, f"--{name.replace('_', '-')}")
+        if self.prompts.prompting == "reflexion" and self.num_played > 1:
+            raise ConfigError("--prompting reflexion plays a task once per trial: leave out --episodes and --samples")
 
     @property
     def num_played(self) -> int:
@@ -53,8 +60,8 @@ class EvalOptions:
 
     def under(self, config: Config) -> Self:
         """These options, with eval.samples where they say nothing of episodes."""
-        says_nothing = self.episodes == 1 and not self.samples and config.eval.samples > 1
-        return replace(self, samples=config.eval.samples) if says_nothing else self
+        says_nothing = self.num_played == 1 and not self.samples and self.prompts.prompting != "reflexion"
+        return replace(self, samples=config.eval.samples) if says_nothing and config.eval.samples > 1 else self
 
     @property
     def is_for_endpoint(self) -> bool:
@@ -72,9 +79,12 @@ class Report:
     """mean@k and pass@k, where they were asked for."""
     notes: tuple[str, ...] = ()
     """Where its episodes are, or why they were not kept."""
+    trials: Trials | None = None
+    """Of Reflexion; `evaluation` is of every task's last episode."""
 
     def as_dict(self) -> dict[str, Any]:
-        return self.about | self.evaluation.as_dict() | (self.samples.as_dict() if self.samples else {})
+        extras = [extra.as_dict() for extra in (self.samples, self.trials) if extra]
+        return reduce(or_, extras, self.about | self.evaluation.as_dict())
 
 
 def evaluate_from(
@@ -96,6 +106,8 @@ def evaluate_from(
     """
     if "://" not in policy and options.is_for_endpoint:
         raise ConfigError("--model, --api-key-env, --parallel and --timeout are for an endpoint: http://host:port/v1")
+    if policy in REFERENCES and options.prompts.is_used:
+        raise ConfigError(f"--prompting is for policies that read prompts: an endpoint or a model, not {policy}")
     if policy in REFERENCES or "://" in policy:
         return _with_messages(policy, load(source or None, overrides), options, notice, episodes)
     return _with_model(policy, overrides, options, source, notice, episodes)
@@ -130,24 +142,34 @@ def _with_messages(
     if server is not None:
         about = {"policy": "endpoint", "model": options.model or _only_model(server), "endpoint": server.name}
     with Player(config, renderer=renderer) as player:
+        prompted = _prompted(options, config, player, tasks)
         envs = player.watched(len(tasks) * options.num_played, notice)
-        if server is None:
-            generator: Generator = ReferencePolicy(REFERENCES[policy], envs, renderer, seed=config.run.seed)
-        else:
-            generator = ChatEndpoint(
+
+        def generator_of(sampling: Sampling, seed: int) -> Generator:  # a first trial has the seed 0
+            if server is None:
+                return ReferencePolicy(REFERENCES[policy], envs, renderer, seed=config.run.seed)
+            return ChatEndpoint(
                 server,
                 model=about["model"],
                 renderer=renderer,
-                sampling=eval_sampling_of(config),
-                seed=config.run.seed,
+                sampling=sampling,
+                seed=config.run.seed + seed,
                 num_parallel=options.parallel,
                 on_lost=envs.fail,
+                has_answered=seed > 0,
             )
-        max_turns = config.eval.max_turns
-        groups = player.groups(tasks, generator, group_size=options.num_played, step=0, max_turns=max_turns)
-    settings = _about(config, options, tasks, is_sampled=server is not None)
+
+        trials = None
+        if prompted and options.prompts.prompting == "reflexion":
+            trials = prompted.trials(generator_of, envs)
+            groups = trials.groups
+        else:
+            generator = generator_of(eval_sampling_of(config), 0)
+            max_turns = config.eval.max_turns
+            groups = player.groups(tasks, generator, group_size=options.num_played, step=0, max_turns=max_turns)
+    settings = _about(config, options, tasks, prompted, is_sampled=server is not None)
     notes = _kept(groups, [episodes] if episodes else [], step=0, split=options.split)
-    return _report(groups, options, about | settings | {"versions": versions()}, notes)
+    return _report(groups, options, about | settings | {"versions": versions()}, notes, trials)
 
 
 def _with_model(
@@ -177,25 +199,42 @@ def _with_model(
         check(config)
     engine = engine_of(config, folder=folder)
     with Player(config, engine.tokenizer, processor=engine.processor) as player:
-        player.watched(len(tasks) * options.num_played, notice)
-        groups = played(config, engine, player, tasks, step=0, num_episodes=options.num_played)
+        prompted, trials = _prompted(options, config, player, tasks), None
+        envs = player.watched(len(tasks) * options.num_played, notice)
+        if prompted and options.prompts.prompting == "reflexion":
+            trials = prompted.trials(lambda s, n: engine.evaluation_generator(s, seed=config.run.seed + 7919 + n), envs)
+            groups = trials.groups
+        else:
+            groups = played(config, engine, player, tasks, step=0, num_episodes=options.num_played)
     places = [episodes] if episodes else []
     if home is not None and folder is not None and config.run.trajectories_every:
         name = re.sub(r"[^\w.-]", "_", f"eval_{options.split[:100]}_{folder.name}", flags=re.ASCII)
         places.append(home / EVALUATIONS / f"{name}.jsonl")
     notes = _kept(groups, places, step=step, split=options.split)
     about = {"policy": "model", "model": model, "folder": str(folder) if folder else None}
-    about |= _about(config, options, tasks, is_sampled=True)
-    return _report(groups, options, about | {"versions": versions(*PACKAGES)}, notes)
+    about |= _about(config, options, tasks, prompted, is_sampled=True)
+    return _report(groups, options, about | {"versions": versions(*PACKAGES)}, notes, trials)
 
 
-def _report(groups: Sequence[Group], options: EvalOptions, about: dict[str, Any], notes: tuple[str, ...]) -> Report:
+def _report(
+    groups: Sequence[Group],
+    options: EvalOptions,
+    about: dict[str, Any],
+    notes: tuple[str, ...],
+    trials: Trials | None,
+) -> Report:
     result = evaluation(groups, k=options.samples)
     samples = sampled(result.counts.values(), options.samples) if options.samples else None
-    return Report(result, about, samples, notes=notes)
+    return Report(result, about, samples, notes, trials)
 
 
-def _about(config: Config, options: EvalOptions, tasks: Sequence[Task], *, is_sampled: bool) -> dict[str, Any]:
+def _prompted(options: EvalOptions, config: Config, player: Player, tasks: Sequence[Task]) -> Prompted | None:
+    return Prompted(options.prompts, config, player, tasks, options.split) if options.prompts.is_used else None
+
+
+def _about(
+    config: Config, options: EvalOptions, tasks: Sequence[Task], prompted: Prompted | None, *, is_sampled: bool
+) -> dict[str, Any]:
     about = {
         "env": config.task.env,
         "options": config.task.options,
@@ -212,7 +251,7 @@ def _about(config: Config, options: EvalOptions, tasks: Sequence[Task], *, is_sa
         )
         about |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
         about |= {name: getattr(config.rollout, name) for name in names}
-    return about
+    return about | (prompted.about() if prompted else {})
 
 
 def _only_model(server: ChatServer) -> str:

@@ -28,6 +28,10 @@ def evaluate(
     api_key_env: Annotated[str, Option(help="Endpoint: variable with the key; OPENAI_API_KEY if left out.")] = "",
     parallel: Annotated[int, Option(help="Endpoint: concurrent requests.")] = 16,
     timeout: Annotated[float, Option(help="Endpoint: seconds to wait for an answer.")] = 120.0,
+    prompting: Annotated[str, Option(help="Prompting baseline around the policy: react, reflexion.")] = "none",
+    shots: Annotated[int | None, Option(help="Prompting: worked examples before the task; 2 if left out.")] = None,
+    trials: Annotated[int | None, Option(help="Reflexion: attempts per task at most; 3 if left out.")] = None,
+    examples: Annotated[str, Option(help="Prompting: your own examples, JSON or TOML, instead of experts'.")] = "",
     out: Annotated[Path | None, Option(help="JSON file for the result; its episodes go beside it.")] = None,
     config: Annotated[str, Option(help="A preset or config.toml with the other settings.")] = "",
     set_: Annotated[list[str] | None, Option("--set", help="Any other setting, section.key=value.")] = None,
@@ -36,10 +40,12 @@ def evaluate(
 
     Example: spear eval expert --env alfworld --split valid_seen --set rollout.max_turns=50
     """
+    from spear_rl.app.build.prompting import PromptOptions
     from spear_rl.app.console import eval_progress, print_report
     from spear_rl.app.evaluate import EvalOptions, episodes_beside, evaluate_from
 
-    options = EvalOptions(split, tasks, episodes, samples, model, api_key_env, parallel, timeout)
+    prompts = PromptOptions(prompting, shots, trials, examples)  # type: ignore[arg-type]
+    options = EvalOptions(split, tasks, episodes, samples, model, api_key_env, parallel, timeout, prompts)
     given = {"task.env": env or None, "eval.temperature": temperature, "eval.top_p": top_p, "run.seed": seed}
     overrides = [*(set_ or []), *(f"{key}={value}" for key, value in given.items() if value is not None)]
     if out:

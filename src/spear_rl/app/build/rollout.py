@@ -152,14 +152,16 @@ class Player:
         self, config: Config, tokenizer: Any = None, *, processor: Any = None, renderer: Renderer | None = None
     ) -> None:
         vision = None if processor is None else VisionRenderer(processor)
-        self._config, self._renderer = config, renderer or vision or ChatRenderer(tokenizer)
+        self._config, self.renderer = config, renderer or vision or ChatRenderer(tokenizer)
         # Tokens of a policy that does not read them are not known.
         limits = config.rollout if renderer is None else None
-        self._max_context = limits.max_context if limits else None
+        self.max_context = limits.max_context if limits else None
         self._max_response_tokens = limits.max_response_tokens or None if limits else None
         self._runner = runner_of(config)
-        self._envs: EnvRunner = self._runner
-        self._layout = layout_of(config)
+        self.envs: EnvRunner = self._runner
+        self.layout = layout_of(config)
+        self.answer: Callable[[Task, str], str] | None = None
+        """What a watched environment is given of an answer; by default all of it."""
 
     def __enter__(self) -> Self:
         return self
@@ -170,7 +172,8 @@ class Player:
 
     def watched(self, num_episodes: int, notice: Callable[[Tally], None] | None = None) -> ProgressRunner:
         """Report progress for the next `num_episodes` episodes."""
-        self._envs = watched = ProgressRunner(self._runner, num_episodes=num_episodes, notice=notice)
+        watched = ProgressRunner(self._runner, num_episodes=num_episodes, notice=notice, answer=self.answer)
+        self.envs = watched
         return watched
 
     def groups(
@@ -190,12 +193,12 @@ class Player:
             collect_within,
             group_size=group_size,
             generator=generator,
-            renderer=self._renderer,
+            renderer=self.renderer,
             max_turns=max_turns or self._config.rollout.max_turns,
-            layout=self._layout,
-            max_context=self._max_context,
+            layout=self.layout,
+            max_context=self.max_context,
             max_response_tokens=self._max_response_tokens,
-            envs=self._envs,
+            envs=self.envs,
         )
 
     def demonstrations(self, tasks: Sequence[Task], count: int) -> list[Trajectory]:
@@ -203,11 +206,11 @@ class Player:
         return [
             demonstration(
                 tasks[number % len(tasks)],
-                renderer=self._renderer,
-                layout=self._layout,
+                renderer=self.renderer,
+                layout=self.layout,
                 tagged=self._config.rollout.detail == "full",
                 seed=self._config.run.seed * 1_000_003 + number,
-                envs=self._envs,
+                envs=self.envs,
             )
             for number in range(count)
         ]

@@ -41,6 +41,8 @@ class ChatEndpoint:
     """Concurrent requests."""
     on_lost: Callable[[int, BaseException], None] | None = None
     """Called with the key of an unanswered request and the reason, to fail its episode; by default it is raised."""
+    has_answered: bool = False
+    """Whether the server is known to work; by default a first request without an answer is raised."""
     _limit: str = field(default="max_tokens", init=False)
 
     def stream(self) -> Stream:
@@ -115,7 +117,7 @@ class _EndpointStream:
         self._waiting: deque[tuple[list[Message], int, int]] = deque()
         self._num_running = 0
         self._answers: SimpleQueue[tuple[int, tuple[str, bool] | BaseException]] = SimpleQueue()
-        self._num_answered = self._num_lost = 0
+        self._has_answered, self._num_lost = endpoint.has_answered, 0
 
     def add(self, key: int, prompt: list[int]) -> None:
         self._waiting.append((self._renderer.messages(prompt), key, self._num_requests[key]))
@@ -149,13 +151,13 @@ class _EndpointStream:
         if isinstance(answer, UnansweredError):
             self._num_lost += 1
             on_lost = self._endpoint.on_lost
-            if on_lost is None or not self._num_answered or self._num_lost >= _MAX_LOST:
+            if on_lost is None or not self._has_answered or self._num_lost >= _MAX_LOST:
                 raise EndpointError(str(answer)) from answer
             on_lost(key, answer)
             return self._renderer.completion("")
         if isinstance(answer, BaseException):
             raise answer
-        self._num_answered += 1
+        self._has_answered = True
         self._num_lost = 0
         text, truncated = answer
         return self._renderer.completion(text, truncated=truncated)

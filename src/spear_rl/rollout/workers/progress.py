@@ -46,20 +46,30 @@ class ProgressRunner:
 
     Args:
         notice: called with the tally after every turn and at every episode's end.
+        answer: what the environment of a task is given of an answer; all of it by default.
     """
 
     def __init__(
-        self, runner: EnvRunner, *, num_episodes: int = 0, notice: Callable[[Tally], None] | None = None
+        self,
+        runner: EnvRunner,
+        *,
+        num_episodes: int = 0,
+        notice: Callable[[Tally], None] | None = None,
+        answer: Callable[[Task, str], str] | None = None,
     ) -> None:
         self.episodes: dict[int, RunningEpisode] = {}
+        self.endings: dict[str, str] = {}
+        """Task id -> the last observation of the last of its episodes that ended."""
         self.tally = Tally(num_episodes)
         self._runner, self._notice = runner, notice or (lambda _: None)
+        self._answer = answer or (lambda _, text: text)
         self._num_started: Counter[str] = Counter()
         self._failures: list[tuple[int, Answer]] = []
 
     def fail(self, key: int, error: BaseException) -> None:
-        """Fail an episode whose policy cannot be reached: the answer to its next action is a Failure."""
-        self.episodes[key].error = error
+        """Fail an episode, if it runs, whose policy cannot be reached: the answer to its next action is a Failure."""
+        if key in self.episodes:
+            self.episodes[key].error = error
 
     def open(self, key: int, task: Task) -> None:
         self.episodes[key] = RunningEpisode(task, self._num_started[task.id], self._runner)
@@ -67,11 +77,11 @@ class ProgressRunner:
         self._runner.open(key, task)
 
     def step(self, key: int, action: str) -> None:
-        error = self.episodes[key].error
-        if error is None:
-            self._runner.step(key, action)
+        episode = self.episodes[key]
+        if episode.error is None:
+            self._runner.step(key, self._answer(episode.task, action))
         else:
-            self._failures.append((key, Failure(error)))
+            self._failures.append((key, Failure(episode.error)))
 
     def answers(self, at_least: int) -> list[tuple[int, Answer]]:
         failures, self._failures = self._failures, []
@@ -84,6 +94,7 @@ class ProgressRunner:
         if episode is not None:
             self._failures = [(other, answer) for other, answer in self._failures if other != key]
             solved = episode.reward > 0 if episode.success is None else episode.success
+            self.endings[episode.task.id] = episode.observation.text
             self.tally.num_ended += 1
             self.tally.num_failed += episode.error is not None
             self.tally.num_solved += episode.error is None and solved
