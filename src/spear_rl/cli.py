@@ -211,7 +211,7 @@ def doctor(settings: Overrides = None) -> None:
     config = load(*_split(settings))
     from spear_rl.app import doctor as diagnosis
     from spear_rl.engines.memory import GIB
-    from spear_rl.engines.models.tiny import TINY_SIZES
+    from spear_rl.engines.models.tiny import FROM_SCRATCH
 
     table = Table("what", "here")
     tasks, missing = diagnosis.tasks(config)
@@ -220,7 +220,7 @@ def doctor(settings: Overrides = None) -> None:
     console.print(table)
     if missing:
         console.print(f"no tasks to play: {missing}", soft_wrap=True)
-    if config.engine.model in TINY_SIZES:
+    if config.engine.model in FROM_SCRATCH:
         console.print(f"{config.engine.model} takes a few megabytes: it fits")
         return
     taken, free, most = diagnosis.estimate(config)
@@ -297,7 +297,7 @@ def shop(
 @app.command(name="list")
 def list_() -> None:
     """Presets, algorithms, environments, built-in models and trackers."""
-    from spear_rl.engines.models.tiny import TINY_SIZES
+    from spear_rl.engines.models.tiny import FROM_SCRATCH
     from spear_rl.envs import ENVIRONMENTS
 
     table = Table("what", "names", show_lines=True)
@@ -306,7 +306,7 @@ def list_() -> None:
     )
     table.add_row("algorithms", ", ".join([*ALGORITHM_NAMES, "or your own: package.module:function"]))
     table.add_row("environments", ", ".join(ENVIRONMENTS))
-    table.add_row("models", ", ".join([*TINY_SIZES, "smollm2", "or any transformers folder"]))
+    table.add_row("models", ", ".join([*FROM_SCRATCH, "smollm2", "or any transformers folder"]))
     table.add_row("trackers", ", ".join([*TRACKERS, "or your own: package.module:function"]))
     console.print(table)
 

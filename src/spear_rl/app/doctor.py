@@ -16,7 +16,7 @@ from spear_rl.engines.device import chosen_device, chosen_dtype, free_bytes
 from spear_rl.engines.memory import GIB, OVERHEAD, Footprint, automatic_tokens, fitting_tokens, footprint, kv_slots
 from spear_rl.engines.models.load import is_function, loading_error, model_from_function
 from spear_rl.engines.models.lora import adapter_base, is_adapter, is_linear
-from spear_rl.engines.models.tiny import TINY_SIZES
+from spear_rl.engines.models.tiny import FROM_SCRATCH
 from spear_rl.engines.packed.attention import can_pack, has_kernel
 from spear_rl.errors import ConfigError, UserError
 from spear_rl.io.record import version
@@ -144,7 +144,7 @@ def model_config(name: str, *, trust_remote_code: bool = False) -> Any:
 
     if is_adapter(Path(name)):
         name = adapter_base(Path(name))[0].partition(":")[0]
-    if name in TINY_SIZES:
+    if name in FROM_SCRATCH:
         raise ConfigError(f"engine.model={name} takes a few megabytes; name smollm2 or a transformers folder")
     if name == "smollm2":
         shape = dict(SMOLLM2)
@@ -190,7 +190,7 @@ def _choices(config: Config) -> tuple[torch.device, torch.dtype, Any, bool]:
     settings = config.engine
     device = chosen_device(settings.device)
     dtype = chosen_dtype(settings.dtype, device)
-    is_tiny = settings.model in TINY_SIZES
+    is_tiny = settings.model in FROM_SCRATCH
     model = None if is_tiny else empty_model(settings.model, trust_remote_code=settings.trust_remote_code)
     can = has_kernel(device, dtype) and (model is None or can_pack(model))
     return device, dtype, model, settings.attention == "packed" or (settings.attention == "auto" and can)
