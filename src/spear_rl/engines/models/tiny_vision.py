@@ -33,7 +33,7 @@ def tiny_processor(texts: Iterable[str]) -> Any:
     tokenizer.add_tokens(IMAGE, special_tokens=True)
     side = {"height": CELLS * PATCH, "width": CELLS * PATCH}
     return transformers.LlavaProcessor(
-        kind(size=side, do_center_crop=False, image_mean=[0.5] * 3, image_std=[0.25] * 3),
+        kind(size=side, do_center_crop=False, image_mean=[0.5] * 3, image_std=[1.0] * 3),
         tokenizer,
         patch_size=PATCH,
         vision_feature_select_strategy="default",
@@ -44,18 +44,23 @@ def tiny_processor(texts: Iterable[str]) -> Any:
 
 
 def tiny_vision_model(processor: Any, *, seed: int = 0) -> Any:
-    """A LLaVA (CLIP's vision tower, a projector, Qwen2) with random weights drawn from `seed`."""
+    """A LLaVA (CLIP's vision tower, a projector, Qwen2) with random weights drawn from `seed`.
+
+    One layer looks at the picture and three read its cells in order. CLIP draws the embeddings of patches and positions
+    from one scale: pixels within 0.5 of 0 and four times that scale keep the places of cells visible beside their
+    colours. In trial runs both made the model learn several times as fast.
+    """
     from transformers import CLIPVisionConfig, LlavaConfig, LlavaForConditionalGeneration, Qwen2Config
 
     tokenizer = processor.tokenizer
     shape = {
         "hidden_size": WIDTH,
         "intermediate_size": 2 * WIDTH,
-        "num_hidden_layers": 2,
         "num_attention_heads": 4,
     }
     text = Qwen2Config(
         vocab_size=-(-len(tokenizer) // 8) * 8,
+        num_hidden_layers=3,
         num_key_value_heads=4,
         max_position_embeddings=4096,
         initializer_range=WIDTH**-0.5,
@@ -64,7 +69,14 @@ def tiny_vision_model(processor: Any, *, seed: int = 0) -> Any:
         bos_token_id=None,
         **shape,
     )
-    vision = CLIPVisionConfig(image_size=CELLS * PATCH, patch_size=PATCH, projection_dim=WIDTH, **shape)
+    vision = CLIPVisionConfig(
+        num_hidden_layers=1,
+        image_size=CELLS * PATCH,
+        patch_size=PATCH,
+        projection_dim=WIDTH,
+        initializer_factor=4.0,
+        **shape,
+    )
     config = LlavaConfig(
         text_config=text,
         vision_config=vision,
