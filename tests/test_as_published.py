@@ -93,7 +93,7 @@ PAPER = [
     ("paper-alfworld", ["task.env=household", "task.options.level=hard"]),
     ("paper-alfworld", ["task.options.data={games}"]),
     ("paper-webshop", []),
-    ("paper-sokoban", []),
+    ("paper-sokoban", ["task.options.observation=text"]),
 ]
 
 
@@ -112,7 +112,7 @@ def test_thoughts_of_512_tokens_never_enter_a_later_prompt_of_the_papers_presets
 
 
 def test_with_history_answer_thoughts_are_kept_and_two_of_them_overflow_a_short_prompt():
-    _, policy, played = pondered("paper-sokoban", "rollout.history=answer")
+    _, policy, played = pondered("paper-sokoban", "task.options.observation=text", "rollout.history=answer")
     assert [text for text in policy.texts if THOUGHT in text]
     assert Stop.OVERLONG in {t.stop for t in played}
 
@@ -167,7 +167,7 @@ def test_task_and_action_come_back_from_a_worker_as_they_were(task, action):
 
 
 def test_later_prompts_of_sokoban_show_the_task_instead_of_the_first_room():
-    _, policy, played = pondered("paper-sokoban", "rollout.max_turns=5")
+    _, policy, played = pondered("paper-sokoban", "task.options.observation=text", "rollout.max_turns=5")
     first = [t.turns[0].observation for t in played]
     for text in policy.texts[len(played) :]:
         above = text.partition("Steps taken")[0]
@@ -458,7 +458,7 @@ def test_several_moves_in_one_turn_are_those_moves_one_by_one(seed, moves):
 
 
 def test_the_paper_s_preset_has_the_published_rooms_and_symbols():
-    config = load("paper-sokoban")
+    config = load("paper-sokoban", ["task.options.observation=text"])
     task = tasks_of(config, "validation", count=1)[0]
     assert task.id.startswith("sokoban/published/")
     assert "O target" in task.instructions

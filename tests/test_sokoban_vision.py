@@ -17,12 +17,14 @@ pytest.importorskip("transformers")
 from conftest import logged
 from spear_rl.engines.base import Term
 from spear_rl.engines.hf import HFEngine
+from spear_rl.engines.models.load import model_by_name, model_in_folder
 from spear_rl.engines.models.tiny import tiny_model, tiny_tokenizer
+from spear_rl.engines.vision import Pixels
 from spear_rl.envs import sokoban
 from spear_rl.errors import ConfigError
 from spear_rl.rollout import Sampling
 from spear_rl.rollout.collect import collect_groups, demonstration
-from spear_rl.rollout.rendering.images import VisionRenderer
+from spear_rl.rollout.rendering.images import VisionRenderer, pil_image
 from spear_rl.rollout.rendering.renderer import LAYOUTS, ChatRenderer
 from spear_rl.train.cold_start import imitation_loss
 from spear_rl.train.step import collate
@@ -344,3 +346,94 @@ def test_a_policy_learns_from_what_pictures_show() -> None:
     assert loss < 0.1, "without the picture it is at best log 4 over two tokens, 0.69"
     others = replace(batch, images=batch.images[1:] + batch.images[:1])
     assert float(-engine.scored(others)[0][batch.mask].mean()) > 0.69
+
+
+# the built-in model
+
+
+TEXTS = ["This is the room.", "up", "down", "left", "right"]
+
+
+def test_the_built_in_model_depends_on_its_words_and_seed_alone() -> None:
+    made = [model_by_name("tiny-vision", texts=partial(list, texts), seed=1) for texts in (TEXTS, TEXTS[::-1])]
+    (one, processor), (same, twin) = made
+    assert processor.tokenizer.get_vocab() == twin.tokenizer.get_vocab()
+    weights = [torch.cat([p.detach().flatten() for p in model.parameters()]) for model in (one, same)]
+    assert torch.equal(*weights)
+    assert len(weights[0]) < 300_000
+    other = model_by_name("tiny-vision", texts=lambda: TEXTS, seed=2)[0]
+    assert not torch.equal(weights[0], torch.cat([p.detach().flatten() for p in other.parameters()]))
+
+
+def test_the_built_in_model_loads_from_its_folder_as_it_was_saved(tmp_path: Path) -> None:
+    model, processor = model_by_name("tiny-vision", texts=lambda: TEXTS, seed=1)
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    loaded, again = model_in_folder(tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loaded.parameters(), strict=True))
+    [task] = sokoban.tasks("train", observation="image", tile=4, max_tasks=1)
+    message = {"role": "user", "content": "This is the room.", "images": task.make_env().reset().images}
+    assert VisionRenderer(processor).prompt([message]) == VisionRenderer(again).prompt([message])
+    picture = pil_image(message["images"][0])
+    pixels = [p.image_processor(images=[picture], return_tensors="pt")["pixel_values"] for p in (processor, again)]
+    assert torch.equal(*pixels)
+
+
+@pytest.mark.parametrize("tile", [4, 28])
+def test_a_cell_of_a_room_is_one_token_at_any_picture_size_and_changes_the_logits(tile: int) -> None:
+    model, processor = model_by_name("tiny-vision", texts=lambda: TEXTS, seed=1)
+    tasks = sokoban.tasks("train", level="starter", observation="image", tile=tile, max_tasks=8)
+    pictures = [task.make_env().reset().images for task in tasks]
+    renderer = VisionRenderer(processor)
+    prompts = [renderer.prompt([{"role": "user", "content": "This is the room.", "images": i}]) for i in pictures]
+    assert len({tuple(prompt) for prompt in prompts}) == 1
+    assert prompts[0].count(processor.image_token_id) == 36
+    ids = torch.tensor([list(prompt) for prompt in prompts])
+    with torch.no_grad():
+        logits = model(input_ids=ids, **Pixels(model, processor).inputs(ids, pictures)).logits[:, -1]
+    assert len({tuple(row) for row in logits.tolist()}) == len(set(pictures))
+
+
+SHORT = ("run.steps=4", "rollout.num_tasks=2", "rollout.group_size=4", "rollout.max_turns=4", "eval.tasks=8")
+SHORT += ("sft.episodes=8", "optim.decay=constant", "run.checkpoint_every=2", "algorithm.imitation.warm_steps=1")
+SHORT += ("algorithm.imitation.admit_by_score=true", "algorithm.imitation.skip_invalid=false")
+SHORT += ("algorithm.imitation.gate=old", "algorithm.imitation.fraction=1.0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("engine.lora_rank=2",)], ids=["weights", "adapter"])
+def test_the_preset_trains_from_scratch_and_resumes_bit_for_bit(spear: Any, tmp_path: Path, more: tuple) -> None:
+    def train(run: str, *settings: str) -> list[dict]:
+        code, printed = spear("train", *settings, f"run.dir={tmp_path / run}")
+        assert code == 0, printed
+        return logged(tmp_path / run)
+
+    whole = train("whole", "sokoban-vision-tiny", *SHORT, *more)
+    assert more or any(step["replay/fired"] for step in whole), "nothing was replayed"
+    train("halves", "sokoban-vision-tiny", *SHORT, *more, "run.steps=2")
+    assert train("halves", "run.resume=true", "run.steps=4") == whole
+
+
+@pytest.mark.slow
+def test_the_paper_s_preset_runs_with_a_vision_language_model_and_refuses_a_text_model(
+    spear: Any, tmp_path: Path
+) -> None:
+    few = ("paper-sokoban", "run.steps=1", "rollout.num_tasks=1", "rollout.group_size=2", "rollout.max_turns=2")
+    few += ("rollout.max_new_tokens=4", "eval.tasks=2")
+    code, printed = spear("train", *few, "engine.model=tiny-vision", f"run.dir={tmp_path / 'pictures'}")
+    assert code == 0, printed
+    for text, expected in (("image", 2), ("text", 0)):
+        settings = ("engine.model=tiny-xs", f"task.options.observation={text}", f"run.dir={tmp_path / text}")
+        code, printed = spear("train", *few, *settings)
+        assert code == expected, printed
+        assert ("task.options.observation=text" in printed) == bool(expected)
+    code, printed = spear("train", "paper-sokoban", f"run.dir={tmp_path / 'none'}")
+    assert code == 2
+    assert "engine.model" in printed
+
+
+def test_the_doctor_examines_a_vision_language_model(spear: Any, folder: Path) -> None:
+    code, printed = spear("doctor", "paper-sokoban", f"engine.model={folder}", "engine.device=cpu")
+    assert code == 0, printed
+    assert "LlavaForConditionalGeneration" in printed
+    assert "fits" in printed

@@ -17,7 +17,7 @@ from spear_rl.engines.device import chosen_device, chosen_dtype, free_bytes
 from spear_rl.engines.memory import GIB, OVERHEAD, Footprint, automatic_tokens, fitting_tokens, footprint, kv_slots
 from spear_rl.engines.models.load import is_function, loading_error, model_from_function
 from spear_rl.engines.models.lora import adapter_base, is_adapter, is_linear
-from spear_rl.engines.models.tiny import TINY_SIZES
+from spear_rl.engines.models.tiny import FROM_SCRATCH, TINY_VISION
 from spear_rl.engines.packed.attention import can_pack, has_kernel
 from spear_rl.errors import ConfigError, UserError
 from spear_rl.io.record import version
@@ -74,6 +74,8 @@ def engine(config: Config) -> Iterator[tuple[str, str]]:
     yield "dtype", f"{str(dtype).removeprefix('torch.')}, weights learned in float32"
     if packed:
         way = "packed: rows end to end, flash kernels" if device.type == "cuda" else "packed (slow on a CPU)"
+    elif model is not None and hasattr(model.config, "vision_config"):
+        way = "padded: rows have pictures"
     elif model is not None and not can_pack(model):
         way = f"padded: {type(model).__name__} does not use plain causal attention"
     else:
@@ -147,7 +149,7 @@ def model_config(name: str, *, trust_remote_code: bool = False) -> Any:
 
     if is_adapter(Path(name)):
         name = adapter_base(Path(name))[0].partition(":")[0]
-    if name in TINY_SIZES:
+    if name in FROM_SCRATCH:
         raise ConfigError(f"engine.model={name} takes a few megabytes; name smollm2 or a transformers folder")
     if name == "smollm2":
         shape = dict(SMOLLM2)
@@ -162,14 +164,15 @@ def model_config(name: str, *, trust_remote_code: bool = False) -> Any:
 
 def empty_model(name: str, *, trust_remote_code: bool = False) -> Any:
     """A model on the meta device: shapes without memory."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     if is_function(name):
         return model_from_function(name, seed=0)[0]
     config = model_config(name, trust_remote_code=trust_remote_code)
+    kind = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
     try:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+            return kind.from_config(config, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise loading_error(name, error, "is no causal language model") from error
 
@@ -193,9 +196,10 @@ def _choices(config: Config) -> tuple[torch.device, torch.dtype, Any, bool]:
     settings = config.engine
     device = chosen_device(settings.device)
     dtype = chosen_dtype(settings.dtype, device)
-    is_tiny = settings.model in TINY_SIZES
+    is_tiny = settings.model in FROM_SCRATCH
     model = None if is_tiny else empty_model(settings.model, trust_remote_code=settings.trust_remote_code)
-    can = has_kernel(device, dtype) and (model is None or can_pack(model))
+    reads_pictures = settings.model == TINY_VISION or hasattr(getattr(model, "config", None), "vision_config")
+    can = has_kernel(device, dtype) and not reads_pictures and (model is None or can_pack(model))
     return device, dtype, model, settings.attention == "packed" or (settings.attention == "auto" and can)
 
 

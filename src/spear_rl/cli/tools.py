@@ -36,7 +36,7 @@ def doctor(settings: Overrides = None) -> None:
     config = load(*source_and_settings(settings))
     from spear_rl.app import doctor as diagnosis
     from spear_rl.engines.memory import GIB
-    from spear_rl.engines.models.tiny import TINY_SIZES
+    from spear_rl.engines.models.tiny import FROM_SCRATCH
 
     table = Table("what", Column("here", overflow="fold"))
     tasks, missing = diagnosis.tasks(config)
@@ -45,7 +45,7 @@ def doctor(settings: Overrides = None) -> None:
     console.print(table)
     if missing:
         console.print(f"no tasks to play: {missing}", soft_wrap=True)
-    if config.engine.model in TINY_SIZES:
+    if config.engine.model in FROM_SCRATCH:
         console.print(f"{config.engine.model} takes a few megabytes: it fits")
         return
     taken, free, most = diagnosis.estimate(config)
@@ -138,7 +138,7 @@ def shop(
 @app.command(name="list")
 def list_() -> None:
     """Presets, algorithms, environments, built-in models and trackers."""
-    from spear_rl.engines.models.tiny import TINY_SIZES
+    from spear_rl.engines.models.tiny import FROM_SCRATCH
     from spear_rl.envs import ENVIRONMENTS
 
     table = Table("what", Column("names", overflow="fold"), show_lines=True)
@@ -147,6 +147,6 @@ def list_() -> None:
     )
     table.add_row("algorithms", ", ".join([*ALGORITHM_NAMES, "or your own: package.module:function"]))
     table.add_row("environments", ", ".join(ENVIRONMENTS))
-    table.add_row("models", ", ".join([*TINY_SIZES, "smollm2", "or any transformers folder"]))
+    table.add_row("models", ", ".join([*FROM_SCRATCH, "smollm2", "or any transformers folder"]))
     table.add_row("trackers", ", ".join([*TRACKERS, "or your own: package.module:function"]))
     console.print(table)

@@ -26,7 +26,7 @@ from spear_rl.engines.models.load import (
     with_saved_weights,
 )
 from spear_rl.engines.models.lora import adapter_base, adapter_in_folder, is_adapter, with_adapter
-from spear_rl.engines.models.tiny import TINY_SIZES
+from spear_rl.engines.models.tiny import FROM_SCRATCH
 from spear_rl.errors import ConfigError, UserError
 from spear_rl.functional.losses import FixedLength, Reduce, SequenceMean, TokenMean, constant, cosine
 from spear_rl.io.escaping import in_words
@@ -203,7 +203,7 @@ def _model_of(config: Config, folder: Path | None) -> tuple[Any, Any, Any]:
         rank=settings.lora_rank,
         alpha=2 * settings.lora_rank,
         targets=settings.lora_targets,
-        name=tiny_name(settings.model, seed) if settings.model in TINY_SIZES else settings.model,
+        name=tiny_name(settings.model, seed) if settings.model in FROM_SCRATCH else settings.model,
         seed=seed,
     )
     return adapter.get_base_model(), tokenizer, adapter

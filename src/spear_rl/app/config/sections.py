@@ -47,7 +47,7 @@ class Engine:
     name: Annotated[str, Length(1, 256, "characters")] = "hf"
     """hf (transformers, in this process), or your own: package.module:function."""
     model: Annotated[str, FilePath()] = "tiny"
-    """tiny, tiny-xs (from scratch), smollm2 (135M, a package), a transformers folder, or package.module:function."""
+    """tiny, tiny-xs, tiny-vision (from scratch), smollm2 (a package), a model's folder, or package.module:function."""
     trust_remote_code: bool = False
     """Run Python code that a model's folder brings along, with all your rights; off, such a folder is refused."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

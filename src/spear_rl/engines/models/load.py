@@ -11,7 +11,8 @@ import torch
 
 from spear_rl.engines.models.lora import ADAPTER, adapter_base, adapter_in_folder, is_adapter
 from spear_rl.engines.models.smollm2 import smollm2
-from spear_rl.engines.models.tiny import TINY_SIZES, tiny_model, tiny_tokenizer
+from spear_rl.engines.models.tiny import FROM_SCRATCH, TINY_SIZES, TINY_VISION, tiny_model, tiny_tokenizer
+from spear_rl.engines.models.tiny_vision import tiny_processor, tiny_vision_model
 from spear_rl.errors import ConfigError, MissingExtraError, UserError
 from spear_rl.io.escaping import in_words
 from spear_rl.settings.names import loaded
@@ -22,12 +23,18 @@ _log = logging.getLogger(__name__)
 def model_by_name(
     name: str, *, texts: Callable[[], Sequence[str]], seed: int, trust_remote_code: bool = False
 ) -> tuple[Any, Any]:
-    """(model, tokenizer) of a built-in model or a folder; `texts` give a tokenizer from scratch its words."""
+    """(model, tokenizer) of a built-in model or a folder; `texts` give a tokenizer from scratch its words.
+
+    A vision-language model comes with its processor instead of the tokenizer.
+    """
     if find_spec("transformers") is None:
         raise MissingExtraError("transformers is not installed: pip install 'spear-rl[train]'")
     if name in TINY_SIZES:
         tokenizer = tiny_tokenizer(texts())
         return tiny_model(name, tokenizer, seed=seed), tokenizer
+    if name == TINY_VISION:
+        processor = tiny_processor(texts())
+        return tiny_vision_model(processor, seed=seed), processor
     if name == "smollm2":
         return smollm2(model_in_folder)
     if is_adapter(Path(name)):
@@ -35,7 +42,7 @@ def model_by_name(
         return adapter_in_folder(model, Path(name)).merge_and_unload().requires_grad_(True), tokenizer
     if Path(name).is_dir():
         return model_in_folder(Path(name), trust_remote_code=trust_remote_code)
-    known = f"built-in: {', '.join([*TINY_SIZES, 'smollm2'])}; or your own: package.module:function"
+    known = f"built-in: {', '.join([*FROM_SCRATCH, 'smollm2'])}; or your own: package.module:function"
     raise ConfigError(f"engine.model: {name!r} is no folder and no built-in model; {known}")
 
 
@@ -125,13 +132,16 @@ def tiny_name(size: str, seed: int) -> str:
 
 def model_under_adapter(folder: Path, *, trust_remote_code: bool = False) -> tuple[Any, Any]:
     """The model that an adapter's folder names, and the tokenizer in that folder."""
-    from transformers import AutoTokenizer
+    from transformers import AutoProcessor, AutoTokenizer
 
     name, _ = adapter_base(folder)
     size, _, seed = name.partition(":")
     if size in TINY_SIZES and seed.isdecimal():
         tokenizer = _from_pretrained(folder, False, AutoTokenizer)
         return tiny_model(size, tokenizer, seed=int(seed)), tokenizer
+    if size == TINY_VISION and seed.isdecimal():
+        processor = _from_pretrained(folder, False, AutoProcessor)
+        return tiny_vision_model(processor, seed=int(seed)), processor
     below, met = Path(name), {folder.resolve()}
     while is_adapter(below):
         if below.resolve() in met:

@@ -11,6 +11,9 @@ TINY_SIZES: dict[str, dict[str, int]] = {
     "tiny-xs": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
     "tiny": {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4},
 }
+TINY_VISION = "tiny-vision"
+FROM_SCRATCH = (*TINY_SIZES, TINY_VISION)
+"""Names of the built-in models that need no files."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
