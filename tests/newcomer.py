@@ -138,7 +138,7 @@ def typed(command: str, folder: Path, before: list[str], *, is_short: bool, bin_
         own = folder.parent / "own"
         pip = f"PIP_CONSTRAINT={folder}/constraints.txt {own}/bin/{words}"
         words = f"python3 -m venv {own} && {pip} && {own}/bin/spear list"
-        words = words.replace("git+URL", f"git+file://{folder}")
+        words = words.replace("git+URL", f"git+file://localhost{folder}")
     if words.startswith("spear shop"):
         return _served(words, folder, before, bin_folder)
     script = "\n".join([*before, words])
