@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +20,11 @@ from spear_rl.engines.hf import HFEngine
 from spear_rl.engines.models.tiny import tiny_model, tiny_tokenizer
 from spear_rl.rollout import Sampling
 from spear_rl.types import Completion, Metrics
+
+# A shell that starts tests in the background has them ignore Ctrl-C, and so would every program that they start.
+for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 WORDS = ["red code ?", "green code 7", "blue code 3", "gold code 1 2 3 4 5 6 7 8 9 0", "look", "right", "wrong"]
 

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -158,7 +159,7 @@ def _served(words: str, folder: Path, before: list[str], bin_folder: Path | None
     line = server.stdout.readline()
     address = re.search(r"http://\S+", line)
     page = urllib.request.urlopen(address.group(), timeout=60).read().decode() if address else ""
-    server.send_signal(2)
+    server.send_signal(signal.SIGINT)
     text = line + server.communicate(timeout=60)[0]
     return Outcome(folder, server.returncode if "<html" in page.lower() else 1, text, False)
 
@@ -167,6 +168,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--short", action="store_true", help="short trainings, no clone, no installation")
     is_short = parser.parse_args().short
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have told us to ignore it
     met: set[str] = set()
     with tempfile.TemporaryDirectory(prefix="newcomer-") as temporary:
         folder = Path(temporary) / "spear_rl"
