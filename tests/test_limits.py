@@ -10,6 +10,7 @@ import re
 import resource
 import signal
 import traceback
+import types
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
@@ -43,6 +44,8 @@ def parts(hint: Any) -> tuple[Any, list[Any]]:
         return kind, [*hint.__metadata__, *limits]
     if type(None) in typing.get_args(hint):
         return parts(next(a for a in typing.get_args(hint) if a is not type(None)))
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):  # true, false, or a word
+        return parts(typing.get_args(hint)[0])
     return hint, []
 
 
@@ -74,6 +77,8 @@ def is_allowed(value: Any, hint: Any) -> bool:
     kind, limits = parts(hint)
     if value is None:
         return type(None) in typing.get_args(hint)
+    if Literal in map(typing.get_origin, typing.get_args(hint)) and isinstance(value, str):
+        return any(value in typing.get_args(a) for a in typing.get_args(hint) if typing.get_origin(a) is Literal)
     if typing.get_origin(kind) is Literal:
         return value in typing.get_args(kind)
     if typing.get_origin(kind) in (list, dict):
@@ -278,8 +283,8 @@ def test_any_text_can_be_a_value(text):
 
 def values_of(hint: Any) -> st.SearchStrategy[Any]:
     kind, limits = parts(hint)
-    if type(None) in typing.get_args(hint):
-        return st.none() | values_of(next(a for a in typing.get_args(hint) if a is not type(None)))
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        return st.one_of(st.none() if a is type(None) else values_of(a) for a in typing.get_args(hint))
     if typing.get_origin(kind) is Literal:
         return st.sampled_from(typing.get_args(kind))
     if typing.get_origin(kind) is list:
@@ -320,6 +325,7 @@ def test_any_valid_config_survives_the_round_trip(tmp_path_factory, drawn, comme
     config.eval.every = config.eval.every if config.eval.tasks else 0
     config.eval.temperature = config.eval.temperature if config.eval.temperature >= 0.001 else 0.0
     config.rollout.group_size = min(config.rollout.group_size, 8)
+    config.optim.num_minibatches = 1 if config.optim.minibatch_rows else config.optim.num_minibatches
     config.algorithm.covariance.high = config.algorithm.covariance.low + 1
     config.algorithm.name = ALGORITHM_NAMES[config.run.seed % len(ALGORITHM_NAMES)]
     if config.algorithm.covariance.high > 1_000_000:
