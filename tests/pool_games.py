@@ -152,5 +152,6 @@ class Terminating(Chain):
         if not fork:
             time.sleep(1000)
             os._exit(0)
+        time.sleep(0.2)  # until the fork has taken its own way with signals
         os.kill(fork, signal.SIGTERM)
         return Observation(f"{program.wait()} {os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])}")

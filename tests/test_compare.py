@@ -275,7 +275,10 @@ def test_settings_that_only_spear_reads_do_not_part_the_runs_of_a_base(tmp_path)
     ("other", "says"),
     [
         ({"extra": ("rollout.group_size=4",)}, "rollout.group_size is 8 in grpo; 4 in spear-grpo"),
-        ({"extra": ("task.env=household",)}, "task.env is lookup in grpo; household in spear-grpo"),
+        (
+            {"extra": ("task.env=household", "task.options.num_digits=5")},
+            "task.env is lookup in grpo; household in spear-grpo",
+        ),
         ({"extra": ("algorithm.kl=0.1",)}, "algorithm.kl is 0.0 in grpo; 0.1 in spear-grpo"),
         ({"steps": 12}, "run.steps is 10 in grpo; 12 in spear-grpo"),
         ({"seed": 1}, "seeds are 0 in grpo; 1 in spear-grpo"),

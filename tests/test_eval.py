@@ -199,7 +199,7 @@ def test_a_terminal_sees_a_line_of_progress_and_a_file_does_not(spear, monkeypat
     quiet = spear("eval", "expert", "--env", "lookup")[1]
     assert "solved" not in quiet
     assert "\x1b" not in quiet
-    monkeypatch.setattr(cli, "console", Console(force_terminal=True))
+    monkeypatch.setattr(cli.look, "console", Console(force_terminal=True))
     assert "16/16" in spear("eval", "expert", "--env", "lookup")[1]
 
 

@@ -71,7 +71,7 @@ def test_an_unknown_option_says_how_settings_are_written(spear):
 def test_help_is_still_help(spear):
     code, text = spear("train", "--help")
     assert code == 0
-    assert "Example: spear train quickstart" in text
+    assert "spear train quickstart run.seed=1" in text
 
 
 @pytest.mark.parametrize("name", ["Game", "Own", "game"])
@@ -84,7 +84,7 @@ def test_an_environment_class_in_place_of_its_tasks_is_one_sentence(spear, tmp_p
     code, text = spear(*command, target if command == ["check-env"] else f"task.env={target}")
     assert code == 2
     assert "Traceback" not in text
-    assert ("def tasks(split)" if name != "game" else "is no function but an object of Game") in text
+    assert ("def tasks(split)" if name != "game" else "is no function but Game") in text
     assert ("a Gymnasium environment" in text) == (name == "Game")
 
 

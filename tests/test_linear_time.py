@@ -15,7 +15,7 @@ from html import unescape
 import pytest
 
 from spear_rl.algorithms.filters import repetitive, unreadable
-from spear_rl.app.show import _episode
+from spear_rl.app.show.text import Words, episode_lines
 from spear_rl.engines.models.tiny import tiny_tokenizer
 from spear_rl.envs.alfworld.gamefile import GameFile
 from spear_rl.envs.household.experts.search import _ARRIVED, Searcher
@@ -58,7 +58,7 @@ def searched(text: str) -> None:
 
 
 def shown(text: str) -> None:
-    _episode(
+    episode_lines(
         {
             "task": text,
             "step": 0,
@@ -66,7 +66,8 @@ def shown(text: str) -> None:
             "reward": 1.0,
             "stop": text,
             "turns": [{"observation": text, "text": text}],
-        }
+        },
+        Words(full=True),
     )
 
 

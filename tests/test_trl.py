@@ -20,7 +20,7 @@ from trl.chat_template_utils import qwen3_chat_template
 from trl.trainer import grpo_trainer
 
 import spear_rl.integrations.trl
-from spear_rl.algorithms import ALGORITHMS, CovarianceClip
+from spear_rl.algorithms import ALGORITHMS, CovarianceClip, TokenMean
 from spear_rl.algorithms import tool_bonus as core_tool_bonus
 from spear_rl.engines.models.tiny import tiny_model, tiny_tokenizer
 from spear_rl.errors import ConfigError, MissingExtraError
@@ -264,8 +264,10 @@ def test_a_name_is_the_same_algorithm_as_everywhere(trainer, name):
     assert tool_bonus().weight == ALGORITHMS[f"spear-{name}"]().bonus.weight
 
 
-def test_grpo_config_as_it_comes_is_grpo(trainer):
-    assert trainer().spear.loss == ALGORITHMS["grpo"]().loss
+def test_grpo_config_as_it_comes_is_grpo_with_trls_token_mean_and_its_own_mean_is_one_setting(trainer):
+    own = ALGORITHMS["grpo"]().loss
+    assert trainer().spear.loss == replace(own, reduction=TokenMean())
+    assert trainer(**settings_of("grpo")).spear.loss == own
     assert settings_of("spear-grpo") == settings_of("grpo")
 
 

@@ -60,5 +60,5 @@ def loaded(name: str, *, kind: str, example: str) -> Any:
         raise ConfigError(f"{name}: the module {module_name} has no {function_name}")
     function = getattr(module, function_name)
     if not callable(function):
-        raise ConfigError(f"{name}: {function_name} is no function but an object of {type(function).__name__}")
+        raise ConfigError(f"{name}: {function_name} is no function but {type(function).__name__}")
     return function
