@@ -100,7 +100,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "game's grammar": lambda text: GameFile("", text, "", (), True, "").is_published,
     "PDDL": read_formula,
     "Boxoban": _HEAD.split,
-    "named turn": lambda text: _action(turn(text)),
+    "named turn": lambda text: _action(turn(text), 400),
     "unreadable": lambda text: unreadable(group(text)),
     "repetitive": lambda text: repetitive(group(text)),
     "segments": segments,
