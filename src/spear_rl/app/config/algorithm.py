@@ -133,7 +133,7 @@ class PPOConfig:
     gamma: Annotated[float, Share] = 1.0
     """Discount per token or per turn."""
     lam: Annotated[float, Share] = 1.0
-    """Lambda: 1 is return minus value, 0 the error of one step."""
+    """Lambda of GAE: 1 takes the whole return, 0 the one-step TD error."""
     bootstrap: bool = False
     """After a limit cut an episode off, count its last value; off, nothing: the limit is part of the task."""
     learning_rate: Annotated[float, Range(0, 1, "(]")] | None = None

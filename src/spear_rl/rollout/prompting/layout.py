@@ -51,7 +51,7 @@ class PromptedLayout:
         self._prefaces.pop(task.id, None)
 
     def reflections(self, task: Task) -> list[str]:
-        """What the next prompt shows, the oldest first."""
+        """The reflections that the prompt of the next trial contains, oldest first."""
         return self._reflections.get(task.id, [])[-MAX_REFLECTIONS:]
 
     def answer(self, task: Task, text: str) -> str:
