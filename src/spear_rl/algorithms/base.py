@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, Literal
 
 import torch
@@ -16,59 +16,10 @@ import torch
 from spear_rl.algorithms.critic import Critic
 from spear_rl.functional.advantages import group_relative, leave_one_out, recalibrate
 from spear_rl.functional.losses import LossFn, Schedule
-from spear_rl.replay.buffer import ReplayBuffer, RewardHistory, Stored
-from spear_rl.types import Completion, Group, Metrics, Stop, Trajectory, Turn
-
-METRICS = {
-    "replay/buffer_size": "Episodes in the buffer before the draw, none older than algorithm.imitation.max_age steps.",
-    "replay/eligible": "Stored episodes that pass algorithm.imitation.gate today, so that they can be drawn.",
-    "replay/weight": "gamma(t), the weight of the replay term in this step.",
-    "replay/baseline": "The percentile of recent groups' mean rewards that a stored episode has to beat.",
-    "replay/fired": "1 if stored episodes trained in this step, else 0.",
-    "replay/trajectories": "Stored episodes that were drawn in this step.",
-    "replay/eligible_turns": "Turns of the eligible episodes that can be replayed (algorithm.imitation.unit=turns).",
-    "replay/turns": "Turns that were drawn in this step (algorithm.imitation.unit=turns).",
-    "replay/age": "Mean number of steps since the drawn episodes were played.",
-    "replay/advantage": "Mean A' of the drawn episodes: recalibrated against today's baseline, decayed by age.",
-    "replay/reward": "Mean reward of the drawn episodes, by the task alone.",
-}
-"""What `SelfImitation.draw` reports."""
-
-
-@dataclass(frozen=True, slots=True)
-class Remembered:
-    """An episode as the buffer stores it; the lists have one entry per turn."""
-
-    trajectory: Trajectory
-    """Without bonus or format terms: replay sees the task's reward only."""
-    turn_advantages: list[float]
-    """The advantages that decided its admission."""
-    dropped: list[str]
-    """Why a turn is not replayed, "" if it is. A turn that did not train on-policy is not replayed either."""
-    step_parts: list[float]
-    """Step advantages, where they are kept; zeros otherwise."""
-    family: str = ""
-    task: str = ""
-    number: int = -1
-    """Its place among the episodes of its step, which is its line in a dump of that step; -1 is unknown."""
-
-    @property
-    def advantage(self) -> float:
-        return fmean(self.turn_advantages) if self.turn_advantages else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """What one draw gives the training step."""
-
-    trajectories: list[Trajectory] = field(default_factory=list)
-    turn_advantages: list[list[float]] = field(default_factory=list)
-    dropped: list[list[str]] = field(default_factory=list)
-    share: float = 1.0
-    """Episodes drawn over episodes wanted."""
-    drawn: list[tuple[Stored[Remembered], float]] = field(default_factory=list)
-    """The same episodes as they are stored, each with its A'."""
-    metrics: Metrics = field(default_factory=dict)
+from spear_rl.replay import buffer
+from spear_rl.replay.buffer import Outcome, Outcomes, Remembered, Replay, ReplayBuffer, RewardHistory, Stored
+from spear_rl.replay.plain import as_dict, from_dict
+from spear_rl.types import Group, Metrics, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +39,15 @@ class SelfImitation:
     """What `full_size` and the buffer's capacity count."""
     gate: Literal["both", "old", "new"] = "both"
     """Which advantage must be positive: at admission (old), against today's baseline (new), or both."""
+    baseline: Literal["percentile", "siblings"] = "percentile"
+    """What A' = R - b compares with: a percentile of recent group means; or the mean of its own group when it was
+    played, or of its family (of all, without `families`) in the last `max_age` steps if that is higher."""
     percentile: float = 50.0
+    priority: tuple[str, ...] = ()
+    """Words of `replay.buffer.priorities` whose product is an episode's weight in a draw; none is uniform."""
     divide_by_std: bool = False
-    """Divide A' by a typical std of recent groups, so that it is in the units of a base that divides by its group's."""
+    """Divide A' by a typical std of recent groups, so that it is in the units of a base that divides by its group's;
+    with siblings by its own group's."""
     reweight: float | None = None
     """Instead of recalibrating: A' = reweight * A."""
     admission: Callable[[Sequence[Group]], list[list[float]]] | None = None
@@ -109,21 +66,29 @@ class SelfImitation:
     """Also keep these per-turn parts of the advantage, and add them to A'."""
     families: dict[str, RewardHistory] | None = None
     """One baseline per task family instead of a global one; a family is added when it is first played."""
+    outcomes: Outcomes = field(default_factory=Outcomes, repr=False)
+    """What became of the groups of the last `max_age` steps."""
     generator: torch.Generator | None = field(default=None, repr=False, compare=False)
     """The random stream of the loss: part of the state, like buffer and history."""
 
-    def observe(self, groups: Sequence[Group]) -> None:
-        """Add the groups' mean rewards to the history: all groups, before any filter, the task's reward only."""
+    def observe(self, groups: Sequence[Group], step: int = 0) -> None:
+        """Take in what was played at `step`: all groups, before any filter, the task's reward only."""
+        outcomes = []
         for group in groups:
-            if rewards := [t.reward for t in group.trajectories]:
-                spread = [stdev(rewards)] if len(rewards) > 1 else []
-                self._history(group.info.get("family", "")).add([fmean(rewards)], spread)
+            if played := group.trajectories:
+                mean, std, _ = buffer.compared(group)
+                family, totals = group.info.get("family", ""), (len(played), sum(t.success for t in played))
+                self._history(family).add([mean], [std])
+                outcomes.append(Outcome(step, group.task_id, family, *totals, sum(t.reward for t in played)))
+        self.outcomes.add(outcomes, oldest=step - self.buffer.max_age)
 
     def draw(self, step: int, rng: random.Random, *, num_played: int) -> Replay:
         """Stored episodes that pass the gate today, with one recalibrated advantage per turn."""
         self.buffer.drop_stale(step)
         stored = list(self.buffer.items)
         baseline = self.history.percentile(self.percentile) if len(self.history) else None
+        if self.baseline == "siblings":
+            baseline = fmean(self._beaten(stored, baseline)) if stored else None
         advantages = None if self.gate == "old" else self._advantages(stored, baseline)
         eligible = [n for n in range(len(stored)) if advantages is None or advantages[n] > 0]
         metrics: Metrics = {
@@ -133,7 +98,12 @@ class SelfImitation:
         }
         if baseline is not None:
             metrics["replay/baseline"] = baseline
-        chosen, share = self._chosen(stored, eligible, rng, num_played) if self.weight(step) > 0 else ({}, 1.0)
+        weights = [1.0] * len(eligible)
+        if self.priority:
+            weights = buffer.priorities(self.priority, [stored[n] for n in eligible], self.outcomes, step)
+            metrics |= buffer.weight_metrics(weights)
+        places = dict(zip(eligible, weights, strict=True))
+        chosen, share = self._chosen(stored, places, rng, num_played) if self.weight(step) > 0 else ({}, 1.0)
         drawn = [stored[n] for n in chosen]
         metrics |= {"replay/fired": float(bool(drawn)), "replay/trajectories": float(len(drawn))}
         if self.unit == "turns":
@@ -145,11 +115,7 @@ class SelfImitation:
             self.buffer.clear()
         today = self._advantages(drawn, baseline) if advantages is None else [advantages[n] for n in chosen]
         today = [a * self.age_decay ** (step - s.step) for a, s in zip(today, drawn, strict=True)]
-        metrics |= {
-            "replay/age": fmean(step - s.step for s in drawn),
-            "replay/advantage": fmean(today),
-            "replay/reward": fmean(s.reward for s in drawn),
-        }
+        metrics |= buffer.drawn_metrics(drawn, today, self.outcomes, step)
         return Replay(
             trajectories=[s.item.trajectory for s in drawn],
             turn_advantages=[[a + part for part in s.item.step_parts] for a, s in zip(today, drawn, strict=True)],
@@ -160,12 +126,20 @@ class SelfImitation:
         )
 
     def _chosen(
-        self, stored: Sequence[Stored[Remembered]], eligible: Sequence[int], rng: random.Random, num_played: int
+        self, stored: Sequence[Stored[Remembered]], weights: dict[int, float], rng: random.Random, num_played: int
     ) -> tuple[dict[int, list[str]], float]:
-        """Places of the episodes drawn, each with why a turn of it is not replayed; and drawn over wanted."""
+        """Places of the episodes drawn, each with why a turn of it is not replayed; and drawn over wanted.
+
+        Args:
+            weights: places of the eligible ones -> their weight in a draw of every step.
+        """
+        eligible = list(weights)
         if self.draw_when == "every_step":
             wanted = round(self.fraction * num_played)
-            places = rng.sample(eligible, min(wanted, len(eligible)))
+            if self.priority:
+                places = [eligible[n] for n in buffer.weighted_sample(list(weights.values()), wanted, rng)]
+            else:
+                places = rng.sample(eligible, min(wanted, len(eligible)))
             return {n: stored[n].item.dropped for n in places}, len(places) / max(wanted, 1)
         units = [(n, m) for n in eligible for m, why in enumerate(stored[n].item.dropped) if not why]
         if self.unit == "episodes":
@@ -186,17 +160,22 @@ class SelfImitation:
         dropped: Sequence[Sequence[str]] | None = None,
     ) -> None:
         """Store the episodes worth imitating: better than their siblings by the task's reward, and trainable at all."""
-        groups = [replace(g, trajectories=list(map(_task_reward_only, g.trajectories))) for g in groups]
-        played = [(t, group) for group in groups for t in group.trajectories]
-        reasons = dropped or [[""] * len(t.turns) for t, _ in played]
+        groups = [replace(g, trajectories=list(map(buffer.task_reward_only, g.trajectories))) for g in groups]
+        played = [(t, g, stats) for g in groups for stats in [buffer.compared(g)] for t in g.trajectories]
+        reasons = dropped or [[""] * len(t.turns) for t, _, _ in played]
         if self.skip_invalid:
-            unfit = [[_unfit(turn) for turn in t.turns] for t, _ in played]
+            unfit = [[buffer.unfit_reason(turn) for turn in t.turns] for t, _, _ in played]
             reasons = [[a or b for a, b in zip(*both, strict=True)] for both in zip(reasons, unfit, strict=True)]
         deciding = self.admission(groups) if self.admission else turn_advantages
-        parts = self.step_parts(groups) if self.step_parts else [[0.0] * len(t.turns) for t, _ in played]
+        parts = self.step_parts(groups) if self.step_parts else [[0.0] * len(t.turns) for t, _, _ in played]
         remembered = [
-            Remembered(t, list(a), list(why), list(part), group.info.get("family", ""), group.task_id, number)
-            for number, ((t, group), a, why, part) in enumerate(zip(played, deciding, reasons, parts, strict=True))
+            Remembered(
+                *(t, list(a), list(why), list(part), group.info.get("family", ""), group.task_id, number, *stats),
+                surprisal=buffer.surprisal(t, why),
+            )
+            for number, ((t, group, stats), a, why, part) in enumerate(
+                zip(played, deciding, reasons, parts, strict=True)
+            )
             if not all(why) and (t.num_tool_turns or not self.require_tool)
         ]
         admitted = [r for r in remembered if self.gate == "new" or r.advantage > 0]
@@ -207,18 +186,32 @@ class SelfImitation:
         """A' of each episode; `baseline` is the global one. Each window is sorted once per draw."""
         if self.reweight is not None:
             return [self.reweight * s.item.advantage for s in stored]
-        whose = ["" if self.families is None else s.item.family for s in stored]
-        windows = {family: self._history(family) for family in whose}
-        if self.families is None and baseline is not None:
-            baselines = {"": baseline}
-        else:
-            baselines = {family: window.percentile(self.percentile) for family, window in windows.items()}
         double = partial(torch.tensor, dtype=torch.float64)
-        rewards, beaten, std = double([s.reward for s in stored]), double([baselines[f] for f in whose]), None
+        rewards, beaten, std = double([s.reward for s in stored]), double(self._beaten(stored, baseline)), None
         if self.divide_by_std:  # without any spread yet no group has an advantage, and there is no unit to be in
-            stds = {family: window.typical_std or 1.0 for family, window in windows.items()}
-            std = double([stds[f] for f in whose])
+            typical = {family: self._history(family).typical_std or 1.0 for family in {*self._families(stored)}}
+            own = [s.item.group_std if self.baseline == "siblings" else None for s in stored]
+            std = double([one or typical[family] for one, family in zip(own, self._families(stored), strict=True)])
         return recalibrate(rewards, beaten, std).tolist()
+
+    def _beaten(self, stored: Sequence[Stored[Remembered]], baseline: float | None) -> list[float]:
+        """What each episode's reward has to beat; `baseline` is the global percentile."""
+        families = self._families(stored)
+        if self.baseline == "siblings":
+            today = {family: found.reward / found.episodes for family, found in self.outcomes.by_family().items()}
+            now = [today.get(None if self.families is None else family) for family in families]
+            pairs = [
+                [m for m in (s.item.group_mean, mean) if m is not None] for s, mean in zip(stored, now, strict=True)
+            ]
+            return [max(means, default=s.reward) for means, s in zip(pairs, stored, strict=True)]
+        if self.families is None and baseline is not None:
+            return [baseline] * len(stored)
+        found = {family: self._history(family).percentile(self.percentile) for family in {*families}}
+        return [found[family] for family in families]
+
+    def _families(self, stored: Sequence[Stored[Remembered]]) -> list[str]:
+        """Whose baseline each episode is compared with; "" where there is one for all."""
+        return ["" if self.families is None else s.item.family for s in stored]
 
     def _history(self, family: str) -> RewardHistory:
         if self.families is None:
@@ -227,48 +220,20 @@ class SelfImitation:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "buffer": {"items": [(_as_dict(s.item), s.reward, s.step, s.size) for s in self.buffer.items]},
+            "buffer": {"items": [(as_dict(s.item), s.reward, s.step, s.size) for s in self.buffer.items]},
             "history": self.history.state_dict(),
             "families": {name: h.state_dict() for name, h in (self.families or {}).items()},
+            "outcomes": self.outcomes.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.buffer.load_state_dict({"items": [(_from_dict(d), *rest) for d, *rest in state["buffer"]["items"]]})
+        self.buffer.load_state_dict({"items": [(from_dict(d), *rest) for d, *rest in state["buffer"]["items"]]})
         self.history.load_state_dict(state["history"])
+        self.outcomes.load_state_dict(state.get("outcomes", {"groups": []}))
         if self.families is not None:
             self.families.clear()
             for name, saved in state["families"].items():
                 self._history(name).load_state_dict(saved)
-
-
-def _task_reward_only(trajectory: Trajectory) -> Trajectory:
-    return replace(trajectory, bonus=0.0, turns=[replace(turn, shaping=0.0) for turn in trajectory.turns])
-
-
-def _unfit(turn: Turn) -> str:
-    """Why a turn is not worth imitating even where its episode is."""
-    return "invalid" if turn.invalid else "overlong" if turn.completion.truncated else ""
-
-
-def _as_dict(item: Remembered) -> dict[str, Any]:
-    """Plain lists, numbers and strings: a checkpoint loads without running code."""
-    trajectory = item.trajectory
-    turns = [
-        {name: getattr(turn, name) for name in Turn.__slots__ if name != "completion"}
-        | {"completion": {name: getattr(turn.completion, name) for name in Completion.__slots__}}
-        for turn in trajectory.turns
-    ]
-    return {name: getattr(item, name) for name in Remembered.__slots__ if name != "trajectory"} | {
-        "trajectory": {name: getattr(trajectory, name) for name in ("success", "last_observation")}
-        | {"turns": turns, "stop": str(trajectory.stop)}
-    }
-
-
-def _from_dict(saved: dict[str, Any]) -> Remembered:
-    trajectory = saved["trajectory"]
-    turns = [Turn(**(turn | {"completion": Completion(**turn["completion"])})) for turn in trajectory["turns"]]
-    restored = Trajectory(**(trajectory | {"turns": turns, "stop": Stop(trajectory["stop"])}))
-    return Remembered(**(saved | {"trajectory": restored}))
 
 
 AdvantageFn = Callable[[Sequence[Group]], list[list[float]]]

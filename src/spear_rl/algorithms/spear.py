@@ -1,15 +1,15 @@
 """SPEAR: any base algorithm plus a fading tool bonus and growing self-imitation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 
-from spear_rl.algorithms.base import Algorithm, Bonus, GroupRelative, Remembered, SelfImitation, ToolBonus
+from spear_rl.algorithms.base import Algorithm, Bonus, GroupRelative, SelfImitation, ToolBonus
 from spear_rl.algorithms.wrapping import AlgorithmError, SettingError, field_names, label, with_settings
 from spear_rl.functional.losses import CovarianceClip, LossFn, Schedule, as_schedule, cosine
-from spear_rl.replay.buffer import ReplayBuffer, RewardHistory
+from spear_rl.replay.buffer import PRIORITIES, Remembered, ReplayBuffer, RewardHistory
 from spear_rl.types import Trajectory
 
 tool_bonus, distinct_tool_bonus = ToolBonus(), ToolBonus(distinct=True)
@@ -37,6 +37,9 @@ def spear(
     covariance: CovarianceClip | None = DEFAULT_CLIP,
     replay_loss: LossFn | None = None,
     draw_when: Literal["every_step", "when_full"] = "every_step",
+    priority: Sequence[str] = (),
+    baseline: Literal["percentile", "siblings"] = "percentile",
+    reweight: float | None = None,
     unit: Literal["episodes", "turns"] = "episodes",
     keep_step_part: bool = False,
     baseline_per_family: bool = False,
@@ -57,8 +60,10 @@ def spear(
         admit_by_score: store what beats its siblings by the base's own advantages, with bonus, format terms and
             the step part of GiGPO and the like in them, instead of by the task's reward alone.
         divide_by_std: divide A' by a typical std of recent groups; None does as the base's advantages do.
+        priority: medium, hard, confident, fresh: the product of these weighs the episodes of a draw; none is uniform.
+        baseline, reweight: what A' is, see `SelfImitation`.
         keep_step_part: replay the step advantage of GiGPO and the like too, not the episode part only.
-        options: any other field of `SelfImitation`: fraction, gate, percentile, reweight, require_tool, ...
+        options: any other field of `SelfImitation`: fraction, gate, percentile, require_tool, ...
     """
     if bonus is not None:
         if base.bonus:
@@ -68,6 +73,12 @@ def spear(
         return base
     if base.imitation:
         raise AlgorithmError("spear: the base imitates itself already: wrap it once")
+    if priority and draw_when == "when_full":
+        raise SettingError("priority", "when_full draws at random")
+    if unknown := [word for word in priority if word not in PRIORITIES]:
+        raise SettingError("priority", f"there is no {unknown[0]!r}: it is some of {', '.join(PRIORITIES)}")
+    if baseline == "siblings" and reweight is not None:
+        raise SettingError("baseline", "reweight takes the place of a baseline")
     memory: ReplayBuffer[Remembered] = ReplayBuffer(
         capacity=2 * capacity if draw_when == "when_full" else capacity, max_age=max_age
     )
@@ -81,6 +92,9 @@ def spear(
             weight=as_schedule(imitation),
             draw_when=draw_when,
             full_size=capacity,
+            priority=tuple(priority),
+            baseline=baseline,
+            reweight=reweight,
             unit=unit,
             divide_by_std=own_std if divide_by_std is None else divide_by_std,
             admission=None if admit_by_score else _episode_part(base),

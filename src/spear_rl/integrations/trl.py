@@ -37,7 +37,7 @@ from spear_rl.types import Group, Metrics, Trajectory
 WRAPPED = ("_calculate_rewards", "_generate_and_score_completions", "_compute_loss", "_save_checkpoint")
 CALLED = ("_load_optimizer_and_scheduler", "_get_per_token_logps_and_entropies", "_get_output_dir")
 LOSS_TYPES = {TokenMean: "dapo", SequenceMean: "grpo", FixedLength: "dr_grpo"}
-_SET_BY_SPEAR = {"buffer", "history", "loss", "weight", "full_size", "step_parts", "families", "generator"}
+_SET_BY_SPEAR = {"buffer", "history", "loss", "weight", "full_size", "step_parts", "families", "outcomes", "generator"}
 OPTIONS = {field.name for field in fields(algorithms.SelfImitation)} - _SET_BY_SPEAR
 OPTIONS |= {*inspect.signature(algorithms.spear).parameters} - {"base", "options"}  # the keys of `spear={...}`
 
@@ -216,7 +216,7 @@ class SpearGRPOTrainer(supported_trainer()):  # type: ignore[misc]
         groups, advantages = self._played_groups(inputs, output, imitation)
         played = [t for group in groups for t in group.trajectories]
         dropped = [["" if turn.completion.token_ids else "empty" for turn in t.turns] for t in played]
-        imitation.observe(groups)
+        imitation.observe(groups, step)
         drawn = imitation.draw(step, self._rng, num_played=len(played))
         imitation.keep(groups, advantages, step, dropped=dropped)
         parts: list[Any] = [drawn.trajectories, drawn.turn_advantages, drawn.dropped]

@@ -1,4 +1,4 @@
-"""Memory between steps; knows neither tensors nor what an episode is made of."""
+"""Memory between steps; knows no tensors."""
 
 from spear_rl.replay.buffer import ReplayBuffer, RewardHistory, Stored
 

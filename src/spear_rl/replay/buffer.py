@@ -1,12 +1,39 @@
-"""What is kept between steps: good episodes, and the mean rewards of recent groups. Standard library only."""
+"""What is kept between steps: good episodes and how they are drawn, and what became of recent groups.
 
+Standard library only.
+"""
+
+import heapq
 import math
 import random
 import statistics
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from spear_rl.types import Group, Metrics, Trajectory, Turn
+
+METRICS = {
+    "replay/buffer_size": "Episodes in the buffer before the draw, none older than algorithm.imitation.max_age steps.",
+    "replay/eligible": "Stored episodes that pass algorithm.imitation.gate today, so that they can be drawn.",
+    "replay/weight": "gamma(t), the weight of the replay term in this step.",
+    "replay/baseline": "What a stored episode has to beat: a percentile of group means; siblings: the mean of theirs.",
+    "replay/fired": "1 if stored episodes trained in this step, else 0.",
+    "replay/trajectories": "Stored episodes that were drawn in this step.",
+    "replay/eligible_turns": "Turns of the eligible episodes that can be replayed (algorithm.imitation.unit=turns).",
+    "replay/turns": "Turns that were drawn in this step (algorithm.imitation.unit=turns).",
+    "replay/age": "Mean number of steps since the drawn episodes were played.",
+    "replay/advantage": "Mean A' of the drawn episodes: recalibrated against today's baseline, decayed by age.",
+    "replay/reward": "Mean reward of the drawn episodes, by the task alone.",
+    "replay/task_success": "Mean success rate of the drawn episodes' tasks today, or of their families.",
+    "replay/group_success": "Mean success rate of the drawn episodes' groups when they were played.",
+    "replay/surprisal": "Mean negative log-probability of the drawn episodes' tokens when they were played.",
+    "replay/priority": "Kish's effective share of the eligible episodes under the draw's weights; 1 is uniform.",
+    "replay/never_drawn": "Eligible episodes that algorithm.imitation.priority gives a weight of 0.",
+}
+"""What `SelfImitation.draw` reports."""
 
 T = TypeVar("T")
 
@@ -109,3 +136,191 @@ class RewardHistory:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.means, self.stds = deque(state["means"]), deque(state.get("stds", ()))
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """An episode as the buffer stores it; the lists have one entry per turn."""
+
+    trajectory: Trajectory
+    """Without bonus or format terms: replay sees the task's reward only."""
+    turn_advantages: list[float]
+    """The advantages that decided its admission."""
+    dropped: list[str]
+    """Why a turn is not replayed, "" if it is. A turn that did not train on-policy is not replayed either."""
+    step_parts: list[float]
+    """Step advantages, where they are kept; zeros otherwise."""
+    family: str = ""
+    task: str = ""
+    number: int = -1
+    """Its place among the episodes of its step, which is its line in a dump of that step; -1 is unknown."""
+    group_mean: float | None = None
+    """Mean reward of its group when it was played; None is unknown, as the next two."""
+    group_std: float | None = None
+    """Sample std of its group's rewards."""
+    group_success: float | None = None
+    """Share of its group that solved the task."""
+    surprisal: float = 0.0
+    """Mean negative log-probability of its trained tokens under the policy that sampled them."""
+
+    @property
+    def advantage(self) -> float:
+        return statistics.fmean(self.turn_advantages) if self.turn_advantages else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What one draw gives the training step."""
+
+    trajectories: list[Trajectory] = field(default_factory=list)
+    turn_advantages: list[list[float]] = field(default_factory=list)
+    dropped: list[list[str]] = field(default_factory=list)
+    share: float = 1.0
+    """Episodes drawn over episodes wanted."""
+    drawn: list[tuple[Stored[Remembered], float]] = field(default_factory=list)
+    """The same episodes as they are stored, each with its A'."""
+    metrics: Metrics = field(default_factory=dict)
+
+
+def compared(group: Group) -> tuple[float, float, float]:
+    """Mean and sample std of a group's rewards, and the share of its episodes that solved the task."""
+    rewards = [t.reward for t in group.trajectories] or [0.0]
+    solved = [t.success for t in group.trajectories] or [False]
+    return statistics.fmean(rewards), statistics.stdev(rewards) if len(rewards) > 1 else 0.0, statistics.fmean(solved)
+
+
+def task_reward_only(trajectory: Trajectory) -> Trajectory:
+    """The episode without bonus and format terms."""
+    return replace(trajectory, bonus=0.0, turns=[replace(turn, shaping=0.0) for turn in trajectory.turns])
+
+
+def unfit_reason(turn: Turn) -> str:
+    """Why a turn is not worth imitating even where its episode is."""
+    return "invalid" if turn.invalid else "overlong" if turn.completion.truncated else ""
+
+
+def surprisal(trajectory: Trajectory, dropped: Sequence[str]) -> float:
+    """Mean negative log-probability of the tokens whose turn is not dropped; 0 without any."""
+    turns = [turn for turn, why in zip(trajectory.turns, dropped, strict=True) if not why]
+    logprobs = [logprob for turn in turns for logprob in turn.completion.logprobs]
+    return -statistics.fmean(logprobs) if logprobs else 0.0
+
+
+class Outcome(NamedTuple):
+    """What became of one group, or of several together."""
+
+    step: int
+    task: str
+    family: str
+    episodes: int
+    successes: int
+    reward: float
+    """Sum over its episodes, of the task's own reward."""
+
+    def plus(self, other: "Outcome") -> "Outcome":
+        """Both together, as of the later one."""
+        counts = self.episodes + other.episodes, self.successes + other.successes
+        return Outcome(other.step, other.task, other.family, *counts, self.reward + other.reward)
+
+
+@dataclass
+class Outcomes:
+    """What became of the groups of the last steps: today's rates, by task and by family."""
+
+    groups: deque[Outcome] = field(default_factory=deque, repr=False)
+
+    def add(self, outcomes: Iterable[Outcome], *, oldest: int) -> None:
+        """Take in a step's groups, and forget those of steps before `oldest`."""
+        self.groups = deque(group for group in (*self.groups, *outcomes) if group.step >= oldest)
+
+    def by_family(self) -> dict[str | None, Outcome]:
+        """Each family's groups together; under None, all groups."""
+        found: dict[str | None, Outcome] = {}
+        for group in self.groups:
+            for key in (None, group.family):
+                found[key] = found[key].plus(group) if key in found else group
+        return found
+
+    def success_rates(self, stored: Iterable[Remembered]) -> list[float]:
+        """Today's success rate of each episode's task: of the last step that played it, else of its family.
+
+        (successes + 1/2) / (episodes + 1): 1/2 if nothing is known, and few episodes say little.
+        """
+        tasks, families = dict[str, Outcome](), self.by_family()
+        for group in self.groups:
+            last = tasks.get(group.task)
+            tasks[group.task] = last.plus(group) if last and last.step == group.step else group
+        known = [tasks.get(item.task) or families.get(item.family) for item in stored]
+        return [(group.successes + 0.5) / (group.episodes + 1) if group else 0.5 for group in known]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"groups": [tuple(group) for group in self.groups]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.groups = deque(Outcome(*group) for group in state["groups"])
+
+
+PRIORITIES = ("medium", "hard", "confident", "fresh")
+SATURATED = 0.9
+"""From this success rate on, `medium` never draws an episode of the task."""
+HALF_LIFE = 2
+"""Steps after which `fresh` halves an episode's weight."""
+
+
+def priorities(
+    words: Iterable[str], stored: Sequence[Stored[Remembered]], outcomes: Outcomes, step: int
+) -> list[float]:
+    """The weight of each episode in a draw, the product of what each word gives it; one of 0 is never drawn.
+
+    medium: p (1 - p) with p today's success rate of its task, 0 where p >= 0.9
+    hard: 1 - the success rate of its group when it was played, 1/2 if that is unknown
+    confident: from 1, of the lowest surprisal, evenly down to 1/n; equal ones have the mean of their places
+    fresh: half per 2 steps of age
+    """
+    items = [s.item for s in stored]
+    weights = [1.0] * len(items)
+    for word in dict.fromkeys(words):
+        if word == "medium":
+            own = [p * (1 - p) if p < SATURATED else 0.0 for p in outcomes.success_rates(items)]
+        elif word == "hard":
+            own = [0.5 if item.group_success is None else 1 - item.group_success for item in items]
+        elif word == "confident":
+            ordered = sorted(item.surprisal for item in items)
+            ends = [(bisect_left(ordered, item.surprisal), bisect_right(ordered, item.surprisal)) for item in items]
+            own = [1 - (first + last - 1) / 2 / len(items) for first, last in ends]
+        elif word == "fresh":  # the floor is for weights that would round to 0
+            own = [max(0.5 ** ((step - s.step) / HALF_LIFE), 1e-200) for s in stored]
+        else:
+            raise ValueError(f"there is no priority {word!r}: it is one of {', '.join(PRIORITIES)}")
+        weights = [weight * factor for weight, factor in zip(weights, own, strict=True)]
+    return weights
+
+
+def weighted_sample(weights: Sequence[float], count: int, rng: random.Random) -> list[int]:
+    """Up to `count` different places, one after the other in proportion to the weights of those left; none of 0.
+
+    The order in which clocks of these rates ring is exactly such a draw (Efraimidis and Spirakis, 2006).
+    """
+    times = [(rng.expovariate(1.0) / weight, place) for place, weight in enumerate(weights) if weight > 0]
+    return [place for _, place in heapq.nsmallest(count, times)]
+
+
+def drawn_metrics(
+    drawn: Sequence[Stored[Remembered]], today: Sequence[float], outcomes: Outcomes, step: int
+) -> Metrics:
+    """What one draw is like; `today` is each episode's A'."""
+    mean, then = statistics.fmean, [s.item.group_success for s in drawn if s.item.group_success is not None]
+    return {
+        "replay/age": mean(step - s.step for s in drawn),
+        "replay/advantage": mean(today),
+        "replay/reward": mean(s.reward for s in drawn),
+        "replay/task_success": mean(outcomes.success_rates(s.item for s in drawn)),
+        "replay/surprisal": mean(s.item.surprisal for s in drawn),
+    } | ({"replay/group_success": mean(then)} if then else {})
+
+
+def weight_metrics(weights: Sequence[float]) -> Metrics:
+    """How far the weights of a draw are from uniform."""
+    squares = sum(weight * weight for weight in weights)
+    effective = sum(weights) ** 2 / squares / len(weights) if squares else 0.0
+    return {"replay/priority": effective, "replay/never_drawn": float(weights.count(0.0))}

@@ -16,7 +16,7 @@ from spear_rl.io.jsonl import append_row, read_rows
 from spear_rl.types import Group, Trajectory
 
 if TYPE_CHECKING:
-    from spear_rl.algorithms.base import Replay
+    from spear_rl.replay.buffer import Replay
 
 TRAJECTORIES, EVALUATIONS, DRAWS = "trajectories", "evaluations", "draws.jsonl"
 MAX_EVALUATION = 32 * 2**20

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from spear_rl.algorithms.base import Algorithm, Replay
+from spear_rl.algorithms.base import Algorithm
 from spear_rl.engines.base import NonFiniteLossError, TrainableEngine
 from spear_rl.errors import DiskError, ShortOfMemoryError, UserError
 from spear_rl.io.jsonl import flush_rows
 from spear_rl.io.signals import Stop, Stopped
+from spear_rl.replay.buffer import Replay
 from spear_rl.train.callbacks import Callback, Event
 from spear_rl.train.checkpoint import checkpoints, load_state, save_checkpoint
 from spear_rl.train.episode_files import TRAJECTORIES, DrawLog, step_file, write_trajectories

@@ -13,8 +13,9 @@ from statistics import fmean
 
 import torch
 
-from spear_rl.algorithms.base import Algorithm, Replay
+from spear_rl.algorithms.base import Algorithm
 from spear_rl.engines.base import Batch, Engine, ImageBatch, Term
+from spear_rl.replay.buffer import Replay
 from spear_rl.train.critic import judged
 from spear_rl.types import Completion, Group, Metrics, Trajectory, Turn, mean_measures
 
@@ -84,7 +85,7 @@ def train_step(
 
     replay, imitation = list[Term](), algorithm.imitation
     if imitation:
-        imitation.observe(groups)
+        imitation.observe(groups, step)
         drawn = imitation.draw(step, rng, num_played=len(played))
         metrics |= drawn.metrics
         if on_drawn:

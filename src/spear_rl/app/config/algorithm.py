@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from spear_rl.settings.ranges import Name, Range, Share, Steps, Weight
+from spear_rl.replay.buffer import PRIORITIES
+from spear_rl.settings.ranges import Length, Name, OneOf, Range, Share, Steps, Weight
 
 
 @dataclass
@@ -45,10 +46,22 @@ class ImitationConfig:
     """Steps after which an episode is forgotten."""
     history: Annotated[int, Range(1, 10_000_000)] = 1024
     """Group means in the baseline's window."""
+    baseline: Literal["percentile", "siblings"] = "percentile"
+    """b, what A' = R - b compares a remembered episode with.
+    percentile: the percentile below of recent group means (the paper)
+    siblings: its group's mean when played or, if higher, its family's of the last max_age steps (see per_family)"""
     percentile: Annotated[float, Range(0, 100)] = 50.0
     """Of the window: the baseline b."""
     per_family: bool = False
     """A baseline for each kind of task instead of one for all."""
+    priority: Annotated[list[Annotated[str, OneOf(PRIORITIES, "priority")]], Length(0, 4, "words")] = field(
+        default_factory=list
+    )
+    """What every_step draws first, e.g. ["medium", "fresh"]: weights, multiplied; none is uniform (the paper).
+    medium: p (1 - p), p the task's success rate today, else its family's; never from 0.9 on
+    hard: 1 - its group's success rate when played
+    confident: by the rank of its tokens' mean log-probability when played
+    fresh: half per 2 steps of age"""
     draw: Literal["every_step", "when_full"] = "every_step"
     """When remembered episodes are replayed.
     every_step: a fraction every step

@@ -16,7 +16,7 @@ SOURCES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("train.loop", ("",)),
     ("engines.base", _TERMS),
     ("functional.losses", _TERMS),
-    ("algorithms.base", ("",)),
+    ("replay.buffer", ("",)),
     ("train.evaluate", ("",)),
     ("train.cold_start", ("",)),
     ("envs.webshop.env", ("rollout/",)),
