@@ -247,6 +247,7 @@ def test_metrics_are_means_over_training_tokens(seed):
         "clip_fraction": references.each(tokens, references.is_clipped, *both, "advantages", low=0.2, high=0.28),
         "approx_kl": references.each(tokens, gap, *both),
         "ratio": references.each(tokens, references.ratio, *both),
+        "second_moment": references.each(tokens, lambda *pair: references.ratio(*pair) ** 2, *both),
         "entropy": tokens.entropy,
         "reference_kl": references.each(tokens, references.kl_estimate, "logprobs", "ref_logprobs"),
     }

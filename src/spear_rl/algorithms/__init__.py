@@ -17,6 +17,7 @@ from spear_rl.algorithms.step_credit import G2PO, HGPO, GraphGPO, g2po, graphgpo
 from spear_rl.algorithms.wrapping import SettingError, field_names, with_settings
 from spear_rl.errors import ConfigError, UserError
 from spear_rl.functional.losses import ClippedSurrogate, CovarianceClip, FixedLength, SequenceMean, TokenMean
+from spear_rl.replay.buffer import ByEntropy, BySuccess
 from spear_rl.settings.names import ALGORITHM_NAMES, loaded, split_name
 from spear_rl.settings.names import BASES as _SOURCES
 
@@ -71,9 +72,9 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {name: partial(named, name) fo
 BASES = {name: make for name, make in ALGORITHMS.items() if not name.startswith("spear-")}
 
 __all__ = [
-    "ALGORITHMS", "BASES", "G2PO", "GAE", "HGPO", "Algorithm", "Bonus", "ClippedSurrogate", "CovarianceClip", "Critic",
-    "Estimate", "FixedLength", "FlatGroups", "GiGPO", "GraphGPO", "GroupRelative", "Overlong", "Repetitive",
-    "SelfImitation", "SequenceMean", "SettingError", "TokenMean", "ToolBonus", "Unreadable", "Void", "anchor_of",
-    "distinct_tool_bonus", "dr_bot", "dr_grpo", "g2po", "gigpo", "graphgpo", "grpo", "hgpo", "named", "ppo", "rloo",
-    "spear", "tool_bonus", "with_covariance_clip", "with_settings",
+    "ALGORITHMS", "BASES", "G2PO", "GAE", "HGPO", "Algorithm", "Bonus", "ByEntropy", "BySuccess", "ClippedSurrogate",
+    "CovarianceClip", "Critic", "Estimate", "FixedLength", "FlatGroups", "GiGPO", "GraphGPO", "GroupRelative",
+    "Overlong", "Repetitive", "SelfImitation", "SequenceMean", "SettingError", "TokenMean", "ToolBonus", "Unreadable",
+    "Void", "anchor_of", "distinct_tool_bonus", "dr_bot", "dr_grpo", "g2po", "gigpo", "graphgpo", "grpo", "hgpo",
+    "named", "ppo", "rloo", "spear", "tool_bonus", "with_covariance_clip", "with_settings",
 ]  # fmt: skip

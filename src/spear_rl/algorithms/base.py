@@ -17,9 +17,16 @@ from spear_rl.algorithms.critic import Critic
 from spear_rl.functional.advantages import group_relative, leave_one_out, recalibrate
 from spear_rl.functional.losses import LossFn, Schedule
 from spear_rl.replay import buffer
-from spear_rl.replay.buffer import Outcome, Outcomes, Remembered, Replay, ReplayBuffer, RewardHistory, Stored
+from spear_rl.replay.buffer import Outcome, Outcomes, Remembered, Replay, ReplayBuffer, RewardHistory, Running, Stored
 from spear_rl.replay.plain import as_dict, from_dict
 from spear_rl.types import Group, Metrics, Trajectory
+
+METRICS = {
+    "rollout/bonus_weight": "mu(t), the weight of the tool bonus in this step.",
+    "rollout/running_success": "Running mean of rollout/success, a fifth of it from the latest step.",
+    "policy/entropy_weight": "Weight of the entropy bonus that holds up algorithm.entropy_floor, in this step.",
+}
+"""What `Algorithm.observed` reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,8 +274,16 @@ class Algorithm:
     imitation: SelfImitation | None = None
     critic: Critic | None = None
     """None: the advantages are a function of the groups alone, and the engine needs no critic."""
+    entropy_floor: float = 0.0
+    """In nats per token: below it an entropy bonus is added to the on-policy loss, whose weight grows step by step."""
     generator: torch.Generator | None = field(default=None, repr=False, compare=False)
     """The random stream its on-policy loss draws from: state that a checkpoint holds, seeded by the run."""
+    running: Running = field(default_factory=Running, repr=False, compare=False)
+    """What the run has measured: state that a checkpoint holds, for schedules and for `entropy_floor`."""
+
+    def __post_init__(self) -> None:
+        if self.entropy_floor and not hasattr(self.loss, "entropy_bonus"):
+            raise ValueError("it needs a loss with a field entropy_bonus, e.g. ClippedSurrogate()")
 
     @property
     def generators(self) -> tuple[torch.Generator, ...]:
@@ -296,14 +311,32 @@ class Algorithm:
                 kept[:] = [old or new for old, new in zip(kept, found, strict=True)]
         return reasons
 
+    @property
+    def policy_loss(self) -> LossFn:
+        """The on-policy loss of this step: with the entropy bonus that holds up the floor."""
+        if not self.running.entropy_weight or not self.entropy_floor:
+            return self.loss
+        bonus = self.loss.entropy_bonus + self.running.entropy_weight  # type: ignore[attr-defined]
+        return replace(self.loss, entropy_bonus=bonus)  # type: ignore[type-var]
+
+    def observed(self, metrics: Metrics, step: int) -> Metrics:
+        """Take in a step's metrics; returns them with those of what follows the run."""
+        own = {"rollout/bonus_weight": self.bonus.weight(step)} if self.bonus else {}
+        if self.entropy_floor:
+            own["policy/entropy_weight"] = self.running.entropy_weight
+        self.running.observe(metrics, floor=self.entropy_floor)
+        return metrics | own | {"rollout/running_success": self.running.success}
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes while training: what a checkpoint must hold of an algorithm."""
         return {
+            "running": self.running.state_dict(),
             "imitation": self.imitation.state_dict() if self.imitation else None,
             "generators": [generator.get_state() for generator in self.generators],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.running.load_state_dict(state.get("running", {}))
         if self.imitation and state["imitation"]:
             self.imitation.load_state_dict(state["imitation"])
         for generator, saved in zip(self.generators, state["generators"], strict=True):

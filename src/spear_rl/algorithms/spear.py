@@ -9,7 +9,7 @@ import torch
 from spear_rl.algorithms.base import Algorithm, Bonus, GroupRelative, SelfImitation, ToolBonus
 from spear_rl.algorithms.wrapping import AlgorithmError, SettingError, field_names, label, with_settings
 from spear_rl.functional.losses import CovarianceClip, LossFn, Schedule, as_schedule, cosine
-from spear_rl.replay.buffer import PRIORITIES, Remembered, ReplayBuffer, RewardHistory
+from spear_rl.replay.buffer import PRIORITIES, ByEntropy, BySuccess, Remembered, ReplayBuffer, RewardHistory, Running
 from spear_rl.types import Trajectory
 
 tool_bonus, distinct_tool_bonus = ToolBonus(), ToolBonus(distinct=True)
@@ -36,6 +36,7 @@ def spear(
     history_size: int = 1024,
     covariance: CovarianceClip | None = DEFAULT_CLIP,
     replay_loss: LossFn | None = None,
+    max_second_moment: float = 0.0,
     draw_when: Literal["every_step", "when_full"] = "every_step",
     priority: Sequence[str] = (),
     baseline: Literal["percentile", "siblings"] = "percentile",
@@ -52,11 +53,13 @@ def spear(
 
     Args:
         bonus, imitation: mu(t) and gamma(t), each a number, a schedule, or None for off. Both off is `base` itself.
+            `BySuccess` and `ByEntropy` follow the run.
         capacity: what the buffer holds; with `when_full`, what is drawn at once (it may then hold twice as much).
         unit: what `capacity` counts: episodes, or turns that are replayed.
         covariance: of replayed tokens, for a loss with a field `covariance`; None for off.
         replay_loss: of replayed episodes, taken as it is; by default the on-policy loss with `covariance` and without
             its entropy bonus.
+        max_second_moment: a replayed row with a larger mean squared ratio does not train; 0 is no bound.
         admit_by_score: store what beats its siblings by the base's own advantages, with bonus, format terms and
             the step part of GiGPO and the like in them, instead of by the task's reward alone.
         divide_by_std: divide A' by a typical std of recent groups; None does as the base's advantages do.
@@ -68,7 +71,7 @@ def spear(
     if bonus is not None:
         if base.bonus:
             raise SettingError("bonus", "the base has a bonus of its own: switch one of the two off")
-        base = replace(base, bonus=Bonus(of=bonus_of, weight=as_schedule(bonus)))
+        base = replace(base, bonus=Bonus(of=bonus_of, weight=_schedule(bonus, base.running)))
     if imitation is None:
         return base
     if base.imitation:
@@ -79,6 +82,8 @@ def spear(
         raise SettingError("priority", f"there is no {unknown[0]!r}: it is some of {', '.join(PRIORITIES)}")
     if baseline == "siblings" and reweight is not None:
         raise SettingError("baseline", "reweight takes the place of a baseline")
+    if replay_loss and max_second_moment:
+        raise SettingError("max_second_moment", "a replay_loss is taken as it is: give it the bound")
     memory: ReplayBuffer[Remembered] = ReplayBuffer(
         capacity=2 * capacity if draw_when == "when_full" else capacity, max_age=max_age
     )
@@ -88,8 +93,8 @@ def spear(
         imitation=SelfImitation(
             buffer=memory,
             history=RewardHistory(size=history_size),
-            loss=replay_loss or _replay_loss(base.loss, covariance),
-            weight=as_schedule(imitation),
+            loss=replay_loss or _replay_loss(base.loss, covariance, max_second_moment),
+            weight=_schedule(imitation, base.running),
             draw_when=draw_when,
             full_size=capacity,
             priority=tuple(priority),
@@ -106,7 +111,13 @@ def spear(
     )
 
 
-def _replay_loss(loss: LossFn, covariance: CovarianceClip | None) -> LossFn:
+def _schedule(coefficient: float | Schedule, running: Running) -> Schedule:
+    """A coefficient as a schedule; one that follows the run follows this one."""
+    schedule = as_schedule(coefficient)
+    return replace(schedule, running=running) if isinstance(schedule, BySuccess | ByEntropy) else schedule
+
+
+def _replay_loss(loss: LossFn, covariance: CovarianceClip | None, max_second_moment: float) -> LossFn:
     """The on-policy loss without what belongs to on-policy rows only: its entropy bonus and covariance clipping."""
     known = field_names(loss)
     clip = covariance if covariance and covariance.kind != "none" else None
@@ -116,7 +127,10 @@ def _replay_loss(loss: LossFn, covariance: CovarianceClip | None) -> LossFn:
             f"clipping replayed tokens by it needs a loss with such a field, e.g. ClippedSurrogate(), and "
             f"{label(loss)} has none: switch it off, or pass spear a replay_loss",
         )
-    own = {name: value for name, value in {"entropy_bonus": 0.0, "covariance": clip}.items() if name in known}
+    if max_second_moment and "max_second_moment" not in known:
+        raise SettingError("max_second_moment", f"{label(loss)} has no such field: pass spear a replay_loss with one")
+    ours = {"entropy_bonus": 0.0, "covariance": clip, "max_second_moment": max_second_moment}
+    own = {name: value for name, value in ours.items() if name in known}
     return replace(loss, **own) if own else loss  # type: ignore[type-var]
 
 

@@ -46,6 +46,7 @@ class LossOutput:
 METRICS = {
     "clip_fraction": "Share of trained tokens whose gradient PPO's clip silences.",
     "approx_kl": "Mean of ratio - 1 - log ratio over trained tokens: an estimate of KL(sampling policy || policy).",
+    "second_moment": "Mean squared ratio of the policy's probability of a token to the one it was sampled with.",
     "ratio": "Mean probability ratio of the policy to the one that sampled a token; 1 if they are the same.",
     "covariance_clip_fraction": "Share of trained tokens that Clip-Cov drops (algorithm.covariance).",
     "entropy": "Mean entropy of the policy over trained tokens, in nats.",
@@ -90,6 +91,7 @@ def clipped_surrogate(
     penalty: Callable[[LossInputs], Tensor] | None = None,
     entropy_bonus: float = 0.0,
     kl_coefficient: float = 0.0,
+    max_second_moment: float = 0.0,
     reduce: Reduce = token_mean,
 ) -> LossOutput:
     """PPO's clipped objective, -min(r A, clip(r, 1 - low, 1 + high) A), and what may be added to it.
@@ -100,6 +102,8 @@ def clipped_surrogate(
         penalty: [B, T] extra loss per token, e.g. KL-Cov's.
         entropy_bonus: coefficient of the reduced entropy, which is subtracted from the loss.
         kl_coefficient: weight of the KL term to the frozen reference.
+        max_second_moment: a row with a larger mean squared ratio does not train; it still counts in the reduction.
+            0 is no bound.
     """
     mask = inputs.mask
     difference = log_ratio(inputs)
@@ -113,11 +117,16 @@ def clipped_surrogate(
         per_token = per_token * kept
     if penalty is not None:
         per_token = per_token + penalty(inputs)
-    loss = reduce(per_token, mask)
+    stale = row_second_moments(inputs)[:, None] > max_second_moment if max_second_moment else None
+
+    def reduced(values: Tensor) -> Tensor:
+        return reduce(values if stale is None else torch.where(stale, 0.0, values), mask)
+
+    loss = reduced(per_token)
     if entropy_bonus:
-        loss = loss - entropy_bonus * reduce(_given(inputs.entropy, "entropy"), mask)
+        loss = loss - entropy_bonus * reduced(_given(inputs.entropy, "entropy"))
     if kl_coefficient:
-        loss = loss + kl_coefficient * reduce(reference_kl(inputs), mask)
+        loss = loss + kl_coefficient * reduced(reference_kl(inputs))
 
     with torch.no_grad():
         active = clip_is_active(inputs, clip_low=clip_low, clip_high=clip_high)
@@ -125,7 +134,10 @@ def clipped_surrogate(
             "clip_fraction": token_mean(active.to(ratio.dtype), mask),
             "approx_kl": token_mean(ratio - 1 - difference, mask),
             "ratio": token_mean(ratio, mask),
+            "second_moment": token_mean(ratio.square(), mask),
         }
+        if stale is not None:
+            metrics["held_back"] = stale.to(ratio.dtype).mean()
         if kept is not None:
             metrics["covariance_clip_fraction"] = token_mean(1 - kept, mask)
         if inputs.entropy is not None:
@@ -225,6 +237,13 @@ def log_ratio(inputs: LossInputs) -> Tensor:
     return torch.where(mask, inputs.logprobs - inputs.old_logprobs, 0.0).clamp(-20, 20)
 
 
+@torch.no_grad()
+def row_second_moments(inputs: LossInputs) -> Tensor:
+    """[B] mean of the squared ratios over each row's training tokens: how stale the row is (M2PO, arXiv 2510.01161)."""
+    mask = inputs.mask.bool()
+    return torch.where(mask, log_ratio(inputs).exp().square(), 0.0).sum(1) / mask.sum(1).clamp(min=1)
+
+
 def clip_is_active(inputs: LossInputs, *, clip_low: float, clip_high: float) -> Tensor:
     """[B, T] True where PPO's clip has silenced the token: it moved past the bound its advantage favours."""
     ratio, advantages = log_ratio(inputs).exp(), inputs.advantages
@@ -282,6 +301,8 @@ class ClippedSurrogate:
     entropy_bonus: float = 0.0
     kl: float = 0.0
     """Weight of the KL to a frozen reference; above 0 the engine needs one."""
+    max_second_moment: float = 0.0
+    """A row with a larger mean squared ratio does not train; 0 is no bound."""
     reduction: Reduce = TokenMean()
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
@@ -294,6 +315,7 @@ class ClippedSurrogate:
             penalty=self._penalty if self.covariance and self.covariance.kind == "kl" else None,
             entropy_bonus=self.entropy_bonus,
             kl_coefficient=self.kl,
+            max_second_moment=self.max_second_moment,
             reduce=self.reduction,
         )
 

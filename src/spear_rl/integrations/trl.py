@@ -16,6 +16,8 @@ from torch.nn.utils.rnn import pad_sequence
 from spear_rl import algorithms
 from spear_rl.algorithms import (
     Algorithm,
+    ByEntropy,
+    BySuccess,
     ClippedSurrogate,
     FixedLength,
     GroupRelative,
@@ -86,6 +88,8 @@ class ToolBonus:
 
 def tool_bonus(weight: float | Schedule = PAPER_BONUS) -> ToolBonus:
     """The paper's bonus, for `reward_funcs`; `weight` is mu(t), a number or a schedule."""
+    if isinstance(weight, BySuccess | ByEntropy):
+        raise ConfigError("tool_bonus: its weight must be a number or a schedule of steps; TRL tells no success rate")
     return ToolBonus(as_schedule(weight))
 
 
@@ -106,6 +110,12 @@ def require_options(options: Any) -> None:
         raise ConfigError("spear: in TRL the bonus is a reward function; add tool_bonus(...) to reward_funcs")
     if unknown := [name for name in options if name not in OPTIONS]:
         raise ConfigError(f"spear: there is no option {shown(unknown[0])}{nearest(str(unknown[0]), sorted(OPTIONS))}")
+    if isinstance(options.get("imitation"), BySuccess | ByEntropy):
+        raise ConfigError(
+            "spear: imitation must be a number or a schedule of steps; TRL tells neither success nor entropy"
+        )
+    if {"medium", "hard"} & {*(options.get("priority") or ())}:
+        raise ConfigError("spear: priority must be confident or fresh; TRL does not tell which episodes succeeded")
     if getattr(options.get("covariance"), "joint_means", False):
         raise ConfigError("spear: covariance must have joint_means=False; TRL's rows are not known to replay's loss")
 

@@ -1,4 +1,4 @@
-"""What is kept between steps: good episodes and how they are drawn, and what became of recent groups.
+"""What is kept between steps: good episodes and how they are drawn, what became of recent groups, what a run measures.
 
 Standard library only.
 """
@@ -10,7 +10,7 @@ import statistics
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from spear_rl.types import Group, Metrics, Trajectory, Turn
@@ -31,6 +31,7 @@ METRICS = {
     "replay/group_success": "Mean success rate of the drawn episodes' groups when they were played.",
     "replay/surprisal": "Mean negative log-probability of the drawn episodes' tokens when they were played.",
     "replay/priority": "Kish's effective share of the eligible episodes under the draw's weights; 1 is uniform.",
+    "replay/held_back": "Share of replayed rows that algorithm.imitation.max_second_moment keeps from training.",
     "replay/never_drawn": "Eligible episodes that algorithm.imitation.priority gives a weight of 0.",
 }
 """What `SelfImitation.draw` reports."""
@@ -324,3 +325,74 @@ def weight_metrics(weights: Sequence[float]) -> Metrics:
     squares = sum(weight * weight for weight in weights)
     effective = sum(weights) ** 2 / squares / len(weights) if squares else 0.0
     return {"replay/priority": effective, "replay/never_drawn": float(weights.count(0.0))}
+
+
+@dataclass
+class Running:
+    """What a run has measured so far: the state behind schedules that follow it instead of the step."""
+
+    success: float = 0.0
+    """Running mean of the success of training episodes: the first step's, then a fifth of each new one; 0 before."""
+    entropy: float | None = None
+    """Of the policy in the latest step that measured it."""
+    first_entropies: list[float] = field(default_factory=list)
+    """Of the first steps that measured it."""
+    entropy_weight: float = 0.0
+    """Weight of the entropy bonus that holds up a floor."""
+    steps: int = 0
+
+    def observe(self, metrics: Metrics, *, floor: float) -> None:
+        """Take in the metrics of a step; `floor` is the entropy to hold up, 0 for none."""
+        success, self.entropy = metrics["rollout/success"], metrics.get("policy/entropy", self.entropy)
+        self.success += (success - self.success) * (RATE if self.steps else 1.0)
+        self.steps += 1
+        if "policy/entropy" not in metrics:
+            return
+        if len(self.first_entropies) < FIRST_STEPS:
+            self.first_entropies.append(metrics["policy/entropy"])
+        if metrics["policy/entropy"] < floor:
+            self.entropy_weight = min(max(self.entropy_weight * GROWTH, LEAST_WEIGHT), 1.0)
+        else:
+            self.entropy_weight = self.entropy_weight / GROWTH if self.entropy_weight > LEAST_WEIGHT else 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+RATE = 0.2
+"""Share of a new step in `Running.success`."""
+FIRST_STEPS = 5
+"""Steps whose mean entropy is the one that a run starts with."""
+GROWTH, LEAST_WEIGHT = 1.5, 0.001
+"""The weight of a floor's entropy bonus grows or shrinks so much per step, from or below this to 0; at most 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class BySuccess:
+    """A schedule: from `start` without any success, in proportion, to `end` at a success rate of `target`."""
+
+    start: float
+    end: float
+    target: float = 0.5
+    running: Running = field(default_factory=Running, repr=False, compare=False)
+
+    def __call__(self, step: int) -> float:
+        return self.start + (self.end - self.start) * min(1.0, self.running.success / self.target)
+
+
+@dataclass(frozen=True, slots=True)
+class ByEntropy:
+    """A schedule: `weight`, less in proportion while the entropy is below `share` of what the run started with."""
+
+    weight: float
+    share: float = 0.5
+    running: Running = field(default_factory=Running, repr=False, compare=False)
+
+    def __call__(self, step: int) -> float:
+        first, entropy = self.running.first_entropies, self.running.entropy
+        full = self.share * statistics.fmean(first) if first else 0.0
+        return self.weight * min(1.0, max(entropy, 0.0) / full) if full > 0 and entropy is not None else self.weight

@@ -79,7 +79,7 @@ def train_step(
     batch = rows_of(played, turn_advantages, dropped=dropped)
     if critic and batch is not None:
         batch = critic.token_level(batch)
-    policy = [Term("policy", batch, algorithm.loss, generator=algorithm.generator)] if batch is not None else []
+    policy = [Term("policy", batch, algorithm.policy_loss, generator=algorithm.generator)] if batch is not None else []
     if on_played:
         on_played(groups, turn_advantages, dropped)
 
@@ -106,7 +106,7 @@ def train_step(
 
     if imitation:
         imitation.keep(groups, turn_advantages, step, dropped=dropped)
-    return metrics | rollout_metrics(groups) | ledger(dropped) | {"rollout/bonus": fmean(t.bonus for t in played)}
+    return algorithm.observed(metrics | rollout_metrics(groups) | ledger(dropped), step)
 
 
 @dataclass(frozen=True)
@@ -258,6 +258,7 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
         }
         | {f"rollout/stop_{stop}": stops[stop] / len(played) for stop in stops}
         | {f"rollout/{name}": mean for name, mean in mean_measures(played).items()}
+        | {"rollout/bonus": fmean(t.bonus for t in played)}
     )
 
 

@@ -7,7 +7,16 @@ from typing import Any
 
 import torch
 
-from spear_rl.algorithms import Algorithm, CovarianceClip, SettingError, distinct_tool_bonus, named, tool_bonus
+from spear_rl.algorithms import (
+    Algorithm,
+    ByEntropy,
+    BySuccess,
+    CovarianceClip,
+    SettingError,
+    distinct_tool_bonus,
+    named,
+    tool_bonus,
+)
 from spear_rl.algorithms.wrapping import AlgorithmError
 from spear_rl.app.build.rollout import Player, expert_texts, runner_of, sampling_of, tasks_of
 from spear_rl.app.build.threads import use_threads
@@ -28,7 +37,7 @@ from spear_rl.engines.models.load import (
 from spear_rl.engines.models.lora import adapter_base, adapter_in_folder, is_adapter, with_adapter
 from spear_rl.engines.models.tiny import FROM_SCRATCH
 from spear_rl.errors import ConfigError, UserError
-from spear_rl.functional.losses import FixedLength, Reduce, SequenceMean, TokenMean, constant, cosine
+from spear_rl.functional.losses import FixedLength, Reduce, Schedule, SequenceMean, TokenMean, constant, cosine
 from spear_rl.io.escaping import in_words
 from spear_rl.settings.names import loaded
 from spear_rl.train.checkpoint import MANIFEST, checked_manifest
@@ -38,23 +47,15 @@ __all__ = ["Player", "algorithm_of", "engine_of", "runner_of", "sampling_of", "t
 OWN = [
     *("invalid_penalty", "format_bonus", "divide_by_std", "discount", "step_weight"),
     *("episode_weight", "depth", "depth_power", "distance_discount"),
-    *("clip_low", "clip_high", "dual_clip", "entropy_bonus", "kl"),
+    *("clip_low", "clip_high", "dual_clip", "entropy_bonus", "entropy_floor", "kl"),
 ]
 """Settings of a base: fields, under the same names, of an algorithm and of its advantages and loss."""
 PPO = ["level", "gamma", "lam", "bootstrap", "learning_rate", "value_clip", "warmup_steps"]
 """Settings of `algorithm.ppo`: fields, under the same names, of the advantages and the critic."""
 SAME = [
     *("capacity", "max_age", "fraction", "gate", "percentile", "reweight", "require_tool", "age_decay", "update"),
-    *(
-        "baseline",
-        "priority",
-        "keep_step_part",
-        "admit_by_score",
-        "skip_invalid",
-        "scale_by_rows",
-        "unit",
-        "divide_by_std",
-    ),
+    *("keep_step_part", "admit_by_score", "skip_invalid", "scale_by_rows", "unit", "divide_by_std"),
+    *("baseline", "priority", "max_second_moment"),
 ]
 """Settings of self-imitation that are keywords of `spear` under the same names."""
 
@@ -98,6 +99,7 @@ def algorithm_of(config: Config) -> Algorithm:
             "covariance": (f"covariance.{part}", f"set algorithm.covariance.{part}=none"),
             "keep_step_part": ("imitation.keep_step_part", "set algorithm.name to one with gigpo"),
             "priority": ("imitation.priority", "set algorithm.imitation.draw=every_step"),
+            "max_second_moment": ("imitation.max_second_moment", "leave it out"),
             "baseline": ("imitation.baseline", "leave out algorithm.imitation.reweight"),
             "bonus": ("bonus.mode", "set algorithm.bonus.mode=none to keep the base's"),
         }.get(error.name, (own, f"leave it out (unset it is {str(getattr(section, error.name, None)).lower()})"))
@@ -116,11 +118,21 @@ def _reduction(settings: AlgorithmConfig) -> Reduce:
 
 def _spear_options(config: Config, clip: CovarianceClip) -> dict[str, Any]:
     bonus, imitation = config.algorithm.bonus, config.algorithm.imitation
-    weights = {"none": None, "constant": constant(1.0), "cosine": cosine(1.0, 0.0, bonus.steps)}
+    weights: dict[str, Schedule | None] = {
+        "none": None,
+        "constant": constant(1.0),
+        "cosine": cosine(1.0, 0.0, bonus.steps),
+    }
+    weights["success"] = BySuccess(1.0, 0.0, bonus.target)
+    growing: dict[str, Schedule] = {
+        "steps": cosine(0.0, imitation.weight, imitation.warm_steps),
+        "success": BySuccess(0.0, imitation.weight, imitation.target),
+        "entropy": ByEntropy(imitation.weight, imitation.entropy_share),
+    }
     return {
         "bonus": weights[bonus.mode],
         "bonus_of": tool_bonus if bonus.count == "turns" else distinct_tool_bonus,
-        "imitation": cosine(0.0, imitation.weight, imitation.warm_steps) if imitation.enabled else None,
+        "imitation": growing[imitation.schedule] if imitation.enabled else None,
         "history_size": imitation.history,
         "covariance": clip,
         "draw_when": imitation.draw,

@@ -11,13 +11,16 @@ from spear_rl.settings.ranges import Length, Name, OneOf, Range, Share, Steps, W
 class BonusConfig:
     """Learn the ropes: the intrinsic reward for using tools. Only for spear-* algorithms."""
 
-    mode: Literal["none", "constant", "cosine"] = "cosine"
+    mode: Literal["none", "constant", "cosine", "success"] = "cosine"
     """mu(t), the bonus's weight over the steps.
     none: no bonus
     constant: always 1
-    cosine: half a cosine from 1 to 0"""
+    cosine: half a cosine from 1 to 0
+    success: 1 - s / target, not below 0, with s the running success rate of training episodes"""
     steps: Annotated[int, Steps] = 0
     """T_decay of the cosine; 0 is run.steps."""
+    target: Annotated[float, Range(0, 1, "(]")] = 0.5
+    """mode=success: the success rate at which the bonus ends."""
     count: Literal["turns", "distinct"] = "turns"
     """What is paid.
     turns: every turn that used a tool (the paper)
@@ -34,6 +37,15 @@ class ImitationConfig:
     """c, what gamma(t) grows to."""
     warm_steps: Annotated[int, Steps] = 0
     """T_warm of gamma(t); 0 is half of run.steps."""
+    schedule: Literal["steps", "success", "entropy"] = "steps"
+    """What gamma(t) follows.
+    steps: half a cosine from 0 to weight over warm_steps (the paper)
+    success: weight * s / target, not above weight, with s the running success rate of training episodes
+    entropy: weight, less in proportion while the policy's entropy is below entropy_share of its first five steps'"""
+    target: Annotated[float, Range(0, 1, "(]")] = 0.5
+    """schedule=success: the success rate at which gamma has its full weight."""
+    entropy_share: Annotated[float, Range(0, 1, "(]")] = 0.5
+    """schedule=entropy: the share of the first entropy below which gamma falls."""
     fraction: Annotated[float, Range(0, 100)] = 0.25
     """Replayed episodes per step, as a fraction of those played."""
     capacity: Annotated[int, Range(1, 1_000_000)] = 2048
@@ -85,6 +97,8 @@ class ImitationConfig:
     """Turns that the environment could not act on, or that hit their token limit, do not train again."""
     scale_by_rows: bool = True
     """Weigh replay by episodes drawn over episodes wanted; off, one alone weighs as much as all (the paper)."""
+    max_second_moment: Annotated[float, Range(1, 1_000_000, zero="no bound")] = 0.0
+    """A replayed row whose mean squared ratio (policy to sampling policy) is larger does not train."""
     require_tool: bool = False
     """Remember only episodes that used a tool."""
     age_decay: Annotated[float, Share] = 1.0
@@ -183,6 +197,8 @@ class AlgorithmConfig:
     fixed_length: the sum over a row's tokens divided by max_length, mean over rows (Dr. GRPO as published)"""
     entropy_bonus: Annotated[float, Weight] = 0.0
     """Weight of the entropy in the on-policy loss."""
+    entropy_floor: Annotated[float, Range(0, 100, unit="nats per token")] = 0.0
+    """While a step's entropy is below it, entropy_bonus grows by a term that shrinks again above it; 0 is no floor."""
     kl: Annotated[float, Weight] = 0.0
     """Weight of the KL to the cold-started policy; 0 needs no reference model."""
     discount: Annotated[float, Share] = 0.95

@@ -17,6 +17,7 @@ SOURCES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("engines.base", _TERMS),
     ("functional.losses", _TERMS),
     ("replay.buffer", ("",)),
+    ("algorithms.base", ("",)),
     ("train.evaluate", ("",)),
     ("train.cold_start", ("",)),
     ("envs.webshop.env", ("rollout/",)),

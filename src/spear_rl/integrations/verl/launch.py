@@ -9,7 +9,7 @@ from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
-from spear_rl.algorithms import Algorithm, ClippedSurrogate, FixedLength, SequenceMean, TokenMean
+from spear_rl.algorithms import Algorithm, ByEntropy, ClippedSurrogate, FixedLength, SequenceMean, TokenMean
 from spear_rl.app.build.rollout import eval_sampling_of, tasks_of
 from spear_rl.app.build.training import algorithm_of
 from spear_rl.app.config import Config, load, to_toml, value_of
@@ -33,6 +33,13 @@ def require_expressible(algorithm: Algorithm) -> ClippedSurrogate:
     """The on-policy loss, if verl's own loss can express it and the replay loss; otherwise one sentence why not."""
     if algorithm.critic:
         raise ConfigError("algorithm.name: an algorithm with a critic trains with `spear train`, not inside verl")
+    if algorithm.entropy_floor:
+        raise ConfigError("algorithm.entropy_floor: verl's updates do not tell their entropy to a step; leave it out")
+    if algorithm.imitation and isinstance(algorithm.imitation.weight, ByEntropy):
+        raise ConfigError("algorithm.imitation.schedule: with verl it is steps or success; a step learns no entropy")
+    replay_loss = algorithm.imitation and algorithm.imitation.loss
+    if isinstance(replay_loss, ClippedSurrogate) and replay_loss.max_second_moment:
+        raise ConfigError("algorithm.imitation.max_second_moment: verl's loss has no such bound; leave it out")
     parts = [part.loss for part in (algorithm, algorithm.imitation) if part]
     losses = [require_surrogate(loss, _REDUCTIONS, setting="algorithm.name", framework="verl") for loss in parts]
     on_policy, *replayed = [loss.covariance for loss in losses]
