@@ -26,8 +26,8 @@ _END = "# end of settings, written by spear "
 FIXED = (
     "run.seed", "task.env", "task.options", "engine.name", "engine.model", "engine.lora_rank",
     "engine.lora_targets", "rollout.layout", "rollout.detail", "rollout.history", "algorithm.name",
-    "algorithm.imitation.enabled", "algorithm.imitation.per_family", "algorithm.imitation.keep_step_part",
-    "algorithm.covariance.on_policy",
+    "algorithm.imitation.enabled", "algorithm.imitation.profile", "algorithm.imitation.per_family",
+    "algorithm.imitation.keep_step_part", "algorithm.covariance.on_policy",
 )  # fmt: skip
 """Settings that cannot change: they identify the run or shape its state."""
 

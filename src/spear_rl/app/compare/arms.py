@@ -10,7 +10,7 @@ from typing import Any
 from spear_rl.app.compare.estimates import Estimate, over_seeds
 from spear_rl.app.compare.runs import RunRecord
 
-_NO_EFFECT = ("engine.micro_batch_tokens", "eval.every")
+_NO_EFFECT = ("engine.micro_batch_tokens", "eval.every", "algorithm.imitation.profile")
 _SPEAR_ONLY = ("algorithm.bonus.", "algorithm.imitation.", "algorithm.covariance.replay")
 
 
@@ -104,7 +104,7 @@ def arms_of(runs: Sequence[RunRecord]) -> list[Arm]:
 def _matters(key: str, algorithm: str) -> bool:
     """Whether a setting can change a run's result; the seed, which does, is left out."""
     if key.startswith(_SPEAR_ONLY):
-        return algorithm.startswith("spear-")
+        return algorithm.startswith("spear-") and not key.startswith(_NO_EFFECT)
     return key == "run.steps" or not key.startswith(("run.", *_NO_EFFECT))
 
 

@@ -13,6 +13,7 @@ from spear_rl.app.config.algorithm import (
     ImitationConfig,
     PPOConfig,
 )
+from spear_rl.app.config.profiles import PROFILES
 from spear_rl.app.config.sections import Engine, Eval, Optim, Rollout, Run, Sft, Task
 from spear_rl.errors import ConfigError
 from spear_rl.settings import fields
@@ -43,16 +44,21 @@ class Config:
 
 
 def load(source: str | None, overrides: Sequence[str] = (), *, block: Mapping[str, Any] | None = None) -> Config:
-    """Defaults, then a preset or a TOML file, a `block` of sections, and `section.key=value` overrides; checked."""
+    """Defaults, a profile, a preset or TOML file, a `block` of sections, and `section.key=value` overrides; checked."""
     return resolved(merged(source, overrides, block=block))
 
 
 def merged(source: str | None, overrides: Sequence[str] = (), *, block: Mapping[str, Any] | None = None) -> Config:
     """The same as `load`, neither checked nor resolved."""
-    config = Config()
-    if source:
-        update(config, fields.table_in(source, presets()))
-    return with_changes(config, overrides, block=block)
+    table = fields.table_in(source, presets()) if source else {}
+
+    def layered(profile: Mapping[str, Any]) -> Config:
+        config = Config()
+        update(config, {"algorithm": profile})
+        update(config, table)
+        return with_changes(config, overrides, block=block)
+
+    return layered(PROFILES[layered({}).algorithm.imitation.profile])
 
 
 def with_changes(config: Config, overrides: Sequence[str], *, block: Mapping[str, Any] | None = None) -> Config:

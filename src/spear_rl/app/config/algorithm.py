@@ -33,6 +33,10 @@ class ImitationConfig:
 
     enabled: bool = True
     """Off gives the base algorithm's updates bit for bit."""
+    profile: Literal["paper", "spear"] = "spear"
+    """Values of what is set nowhere: of this section, algorithm.bonus and algorithm.entropy_floor.
+    paper: as published, with every switch beyond the paper off
+    spear: the defaults on this page"""
     weight: Annotated[float, Weight] = 1.0
     """c, what gamma(t) grows to."""
     warm_steps: Annotated[int, Steps] = 0

@@ -1,0 +1,23 @@
+"""Profiles: named values of the switches that go beyond the paper. They lie under what a preset or a user sets."""
+
+from typing import Any
+
+PROFILES: dict[str, dict[str, Any]] = {
+    "paper": {
+        "entropy_floor": 0.0,
+        "bonus": {"mode": "cosine"},
+        "imitation": {
+            "baseline": "percentile",
+            "priority": [],
+            "schedule": "steps",
+            "max_second_moment": 0.0,
+            "per_family": False,
+            "divide_by_std": False,
+            "admit_by_score": True,
+            "skip_invalid": False,
+            "scale_by_rows": False,
+        },
+    },
+    "spear": {},
+}
+"""Name -> settings of `algorithm` that a run has unless its preset, its file or its command says otherwise."""
