@@ -12,6 +12,7 @@ from typing import Any
 from spear_rl.errors import ConfigError, UserError
 from spear_rl.io.escaping import clipped, in_words
 from spear_rl.io.files import same_folder
+from spear_rl.rollout.choice import TaskChoice
 from spear_rl.rollout.contract import with_location
 from spear_rl.rollout.env import Observation, StepResult, Task
 from spear_rl.rollout.generator import Generator, Stream, Streaming
@@ -29,24 +30,44 @@ class EpisodesFailedError(UserError, RuntimeError):
 class Rollouts:
     """The `collect` function of a training step: chooses the step's tasks and plays them with `collect`.
 
-    The tasks depend on the step alone, so that runs are comparable and resuming is exact: every epoch shuffles all
+    Fresh tasks depend on the step alone, so that runs are comparable and resuming is exact: every epoch shuffles all
     tasks, and a step takes the next `num_tasks` of them.
+
+    Args:
+        choice: replaces some of them by tasks that were played before. It is a state that a checkpoint holds.
     """
 
     def __init__(
-        self, collect: Callable[..., list[Group]], tasks: Sequence[Task], *, num_tasks: int, seed: int
-    ) -> None:
+        self, collect: Callable[..., list[Group]], tasks: Sequence[Task], *, num_tasks: int, seed: int,
+        choice: TaskChoice | None = None,
+    ) -> None:  # fmt: skip
         self._collect, self._tasks, self._num_tasks, self._seed = collect, tasks, num_tasks, seed
+        self._choice = choice
 
     def __call__(self, step: int) -> list[Group]:
-        return self._collect(self.tasks(step), step=step)
+        if self._choice is None:
+            return self._collect(self.tasks(step), step=step)
+        chosen = self._choice.chosen(self._places(step), step)
+        groups = self._collect([self._tasks[choice.place] for choice in chosen], step=step)
+        return self._choice.noted(chosen, groups, step)
 
     def tasks(self, step: int) -> list[Task]:
+        """The fresh tasks of a step."""
+        return [self._tasks[place] for place in self._places(step)]
+
+    def _places(self, step: int) -> list[int]:
         places = [divmod(p, len(self._tasks)) for p in range(step * self._num_tasks, (step + 1) * self._num_tasks)]
         numbers = range(len(self._tasks))
         epochs = {epoch for epoch, _ in places}
         orders = {epoch: random.Random(f"{self._seed}/{epoch}").sample(numbers, len(numbers)) for epoch in epochs}
-        return [self._tasks[orders[epoch][place]] for epoch, place in places]
+        return [orders[epoch][place] for epoch, place in places]
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._choice.state_dict() if self._choice else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._choice and state:
+            self._choice.load_state_dict(state)
 
 
 def collect_within(tasks: Sequence[Task], *, max_context: int | None, **settings: Any) -> list[Group]:

@@ -36,6 +36,8 @@ METRICS = {
     "rollout/sampler_gap": "Mean absolute log of the importance weights of another sampler (engine.importance_cap).",
     "rollout/stop_{reason}": "Share of episodes that ended so: done, max_turns or overlong.",
     "rollout/{measure}": "Mean over episodes of a measure of the environment, by the name that it gives it.",
+    "rollout/returned_tasks": "Tasks of this step that were played before and not solved (rollout.return_share).",
+    "rollout/returned_success": "Share of the returned tasks' episodes that solved them; absent where none returned.",
     "policy/turns": "Turns played in this step.",
     "policy/turns_trained": "Turns of this step that no filter dropped.",
     "policy/dropped_{reason}": "Turns of this step that did not train, by the filter's reason.",
@@ -243,8 +245,10 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
     stops = Counter(t.stop for t in played)
     weights = [weight for turn in turns for weight in turn.completion.weights or ()]
     gap = {"rollout/sampler_gap": fmean(abs(math.log(w)) for w in weights if w > 0)} if any(weights) else {}
+    chosen = choice_metrics(groups) if any("origin" in group.info for group in groups) else {}
     return (
         gap
+        | chosen
         | {
             "rollout/reward": fmean(t.reward for t in played),
             "rollout/success": fmean(t.success for t in played),
@@ -258,6 +262,13 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
         | {f"rollout/stop_{stop}": stops[stop] / len(played) for stop in stops}
         | {f"rollout/{name}": mean for name, mean in mean_measures(played).items()}
     )
+
+
+def choice_metrics(groups: Sequence[Group]) -> Metrics:
+    """Metrics of the groups that a choice of tasks (`rollout.choice`) put in place of fresh ones."""
+    returned = [group for group in groups if group.info["origin"] == "returned"]
+    won = [t.success for group in returned for t in group.trajectories]
+    return {"rollout/returned_tasks": float(len(returned))} | ({"rollout/returned_success": fmean(won)} if won else {})
 
 
 def ledger(dropped: Sequence[Sequence[str]]) -> Metrics:

@@ -123,6 +123,13 @@ class Rollout:
     """What the layouts turns and log show of the last answers.
     action: the action alone; thoughts never enter a later prompt
     answer: the whole answer, thoughts included"""
+    return_share: Annotated[float, Share] = 0.0
+    """Share of a step's tasks, above 0 at least one, that return: an earlier group did not solve them."""
+    return_when: Literal["lost", "mixed", "unsolved"] = "unsolved"
+    """Which tasks return, by their latest group; medium success and those not seen for longest come first.
+    lost: no episode won
+    mixed: some episodes won and some lost
+    unsolved: either"""
 
 
 @dataclass
