@@ -137,6 +137,14 @@ class Group:
     """What else is known of the task; `family` is the kind of task it is."""
     num_failed: int = 0
     """Episodes that failed even after a retry; they are not among `trajectories`."""
+    joined: list[list[str]] = field(default_factory=list)
+    """Of each of the last trajectories, which joined from replay and were not played: why a turn does not train."""
+
+    @property
+    def untrained(self) -> list[list[str]]:
+        """Per episode and turn: why it does not train, whatever a filter says, or ""."""
+        played = self.trajectories[: len(self.trajectories) - len(self.joined)]
+        return [*([""] * len(t.turns) for t in played), *self.joined]
 
 
 def mean_measures(played: Sequence[Trajectory]) -> Metrics:

@@ -107,6 +107,8 @@ class SelfImitation:
     """Weigh the replay term by episodes drawn over episodes wanted; if off, one episode weighs as much as all."""
     step_parts: Callable[[Sequence[Group]], list[list[float]]] | None = None
     """Also keep these per-turn parts of the advantage, and add them to A'."""
+    join_lost: bool = False
+    """The training step adds a stored win of the same task to a group that lost, before advantages are computed."""
     families: dict[str, RewardHistory] | None = None
     """One baseline per task family instead of a global one; a family is added when it is first played."""
     generator: torch.Generator | None = field(default=None, repr=False, compare=False)
@@ -190,8 +192,8 @@ class SelfImitation:
         played = [(t, group) for group in groups for t in group.trajectories]
         reasons = dropped or [[""] * len(t.turns) for t, _ in played]
         if self.skip_invalid:
-            unfit = [[_unfit(turn) for turn in t.turns] for t, _ in played]
-            reasons = [[a or b for a, b in zip(*both, strict=True)] for both in zip(reasons, unfit, strict=True)]
+            faults = [[unfit(turn) for turn in t.turns] for t, _ in played]
+            reasons = [[a or b for a, b in zip(*both, strict=True)] for both in zip(reasons, faults, strict=True)]
         deciding = self.admission(groups) if self.admission else turn_advantages
         parts = self.step_parts(groups) if self.step_parts else [[0.0] * len(t.turns) for t, _ in played]
         remembered = [
@@ -245,7 +247,7 @@ def _task_reward_only(trajectory: Trajectory) -> Trajectory:
     return replace(trajectory, bonus=0.0, turns=[replace(turn, shaping=0.0) for turn in trajectory.turns])
 
 
-def _unfit(turn: Turn) -> str:
+def unfit(turn: Turn) -> str:
     """Why a turn is not worth imitating even where its episode is."""
     return "invalid" if turn.invalid else "overlong" if turn.completion.truncated else ""
 
@@ -325,7 +327,7 @@ class Algorithm:
 
     def dropped(self, groups: Sequence[Group]) -> list[list[str]]:
         """For every episode, in order, one reason per turn: that of the first filter that drops it, or ""."""
-        reasons = [[""] * len(t.turns) for group in groups for t in group.trajectories]
+        reasons = [list(why) for group in groups for why in group.untrained]
         for reasons_of in self.filters:
             for kept, found in zip(reasons, reasons_of(groups), strict=True):
                 kept[:] = [old or new for old, new in zip(kept, found, strict=True)]

@@ -68,6 +68,8 @@ def spear(
         return base
     if base.imitation:
         raise AlgorithmError("spear: the base imitates itself already: wrap it once")
+    if base.critic and options.get("join_lost"):
+        raise SettingError("join_lost", "a critic judges each episode by itself, so a group has no baseline to change")
     memory: ReplayBuffer[Remembered] = ReplayBuffer(
         capacity=2 * capacity if draw_when == "when_full" else capacity, max_age=max_age
     )

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import chain
 from statistics import fmean
+from typing import TypeVar
 
 import torch
 
-from spear_rl.algorithms.base import Algorithm, Replay
+from spear_rl.algorithms.base import Algorithm, Remembered, Replay, unfit
 from spear_rl.engines.base import Batch, Engine, ImageBatch, Term
+from spear_rl.replay.buffer import Stored
 from spear_rl.train.critic import judged
 from spear_rl.types import Completion, Group, Metrics, Trajectory, Turn, mean_measures
 
@@ -38,6 +40,7 @@ METRICS = {
     "rollout/{measure}": "Mean over episodes of a measure of the environment, by the name that it gives it.",
     "rollout/returned_tasks": "Tasks of this step that were played before and not solved (rollout.return_share).",
     "rollout/returned_success": "Share of the returned tasks' episodes that solved them; absent where none returned.",
+    "replay/joined_groups": "Lost groups that a stored win of their task joined (algorithm.imitation.join_lost).",
     "policy/turns": "Turns played in this step.",
     "policy/turns_trained": "Turns of this step that no filter dropped.",
     "policy/dropped_{reason}": "Turns of this step that did not train, by the filter's reason.",
@@ -72,22 +75,22 @@ def train_step(
     with timed("time/rollout", metrics):
         groups = algorithm.shaped(collect(step), step)
 
-    played = [t for group in groups for t in group.trajectories]
-    dropped = algorithm.dropped(groups)
+    compared = joined(groups, algorithm, step, metrics)
+    dropped = algorithm.dropped(compared)
     rows_of = partial(collate, pad_id=engine.pad_id)
-    critic = judged(algorithm, engine, groups, dropped, partial(rows_of, played)) if algorithm.critic else None
-    turn_advantages = critic.turn_advantages if critic else algorithm.advantages(groups)
-    batch = rows_of(played, turn_advantages, dropped=dropped)
-    if critic and batch is not None:
-        batch = critic.token_level(batch)
+    critic = judged(algorithm, engine, groups, dropped, rows_of) if algorithm.critic else None
+    turn_advantages = critic.turn_advantages if critic else algorithm.advantages(compared)
+    batch = rows_of(episodes(compared), turn_advantages, dropped=dropped)
+    batch = critic.token_level(batch) if critic and batch is not None else batch
     policy = [Term("policy", batch, algorithm.loss, generator=algorithm.generator)] if batch is not None else []
+    turn_advantages, dropped = played_part(compared, turn_advantages), played_part(compared, dropped)
     if on_played:
         on_played(groups, turn_advantages, dropped)
 
     replay, imitation = list[Term](), algorithm.imitation
     if imitation:
         imitation.observe(groups)
-        drawn = imitation.draw(step, rng, num_played=len(played))
+        drawn = imitation.draw(step, rng, num_played=len(dropped))
         metrics |= drawn.metrics
         if on_drawn:
             on_drawn(drawn)
@@ -107,7 +110,48 @@ def train_step(
 
     if imitation:
         imitation.keep(groups, turn_advantages, step, dropped=dropped)
-    return metrics | rollout_metrics(groups) | ledger(dropped) | {"rollout/bonus": fmean(t.bonus for t in played)}
+    return metrics | rollout_metrics(groups) | ledger(dropped)
+
+
+def joined(groups: Sequence[Group], algorithm: Algorithm, step: int, metrics: Metrics) -> Sequence[Group]:
+    """The groups to compare: with `SelfImitation.join_lost`, those that lost end with the newest stored win, if any.
+
+    A flat group teaches nothing. The win gives it a positive and the losses negative advantages; it trains with the
+    log-probabilities that it was sampled with, so that the clipped ratio bounds it.
+    """
+    imitation, num_joined = algorithm.imitation, 0
+    if imitation is None or not imitation.join_lost:
+        return groups
+    wins, out = dict[str, Stored[Remembered]](), list[Group]()
+    for stored in sorted(imitation.buffer.items, key=lambda stored: (stored.step, stored.reward)):
+        if stored.item.trajectory.success and 0 < step - stored.step <= imitation.buffer.max_age:
+            wins[stored.item.task] = stored
+    for group in groups:
+        is_lost = bool(group.trajectories) and not any(t.success for t in group.trajectories)
+        if is_lost and group.task_id and group.task_id in wins:
+            item = wins[group.task_id].item
+            why = [old or unfit(turn) for old, turn in zip(item.dropped, item.trajectory.turns, strict=True)]
+            group = replace(group, trajectories=[*group.trajectories, item.trajectory], joined=[why])
+            num_joined += 1
+        out.append(group)
+    metrics["replay/joined_groups"] = float(num_joined)
+    return algorithm.shaped(out, step)
+
+
+def episodes(groups: Sequence[Group]) -> list[Trajectory]:
+    return [t for group in groups for t in group.trajectories]
+
+
+T = TypeVar("T")
+
+
+def played_part(groups: Sequence[Group], per_episode: list[T]) -> list[T]:
+    """What a list with one entry per episode has of those that were played: not of wins that joined."""
+    if not any(group.joined for group in groups):
+        return per_episode
+    sizes = [(len(group.trajectories), len(group.joined)) for group in groups]
+    is_played = [n < size - num_joined for size, num_joined in sizes for n in range(size)]
+    return [entry for entry, keeps in zip(per_episode, is_played, strict=True) if keeps]
 
 
 @dataclass(frozen=True)
@@ -240,7 +284,7 @@ def weighed(term: Term, count: int) -> Term:
 
 def rollout_metrics(groups: Sequence[Group]) -> Metrics:
     """Metrics of the played episodes, by the task's own reward."""
-    played = [t for group in groups for t in group.trajectories]
+    played = episodes(groups)
     turns = [turn for t in played for turn in t.turns]
     stops = Counter(t.stop for t in played)
     weights = [weight for turn in turns for weight in turn.completion.weights or ()]
@@ -261,6 +305,7 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
         }
         | {f"rollout/stop_{stop}": stops[stop] / len(played) for stop in stops}
         | {f"rollout/{name}": mean for name, mean in mean_measures(played).items()}
+        | {"rollout/bonus": fmean(t.bonus for t in played)}
     )
 
 

@@ -45,7 +45,7 @@ PPO = ["level", "gamma", "lam", "bootstrap", "learning_rate", "value_clip", "war
 """Settings of `algorithm.ppo`: fields, under the same names, of the advantages and the critic."""
 SAME = [
     *("capacity", "max_age", "fraction", "gate", "percentile", "reweight", "require_tool", "age_decay", "update"),
-    *("keep_step_part", "admit_by_score", "skip_invalid", "scale_by_rows", "unit", "divide_by_std"),
+    *("keep_step_part", "admit_by_score", "skip_invalid", "scale_by_rows", "unit", "divide_by_std", "join_lost"),
 ]
 """Settings of self-imitation that are keywords of `spear` under the same names."""
 
@@ -88,6 +88,7 @@ def algorithm_of(config: Config) -> Algorithm:
         key, way_out = {
             "covariance": (f"covariance.{part}", f"set algorithm.covariance.{part}=none"),
             "keep_step_part": ("imitation.keep_step_part", "set algorithm.name to one with gigpo"),
+            "join_lost": ("imitation.join_lost", "leave it out"),
             "bonus": ("bonus.mode", "set algorithm.bonus.mode=none to keep the base's"),
         }.get(error.name, (own, f"leave it out (unset it is {str(getattr(section, error.name, None)).lower()})"))
         value = str(value_of(settings, key)).lower()
