@@ -126,7 +126,7 @@ def test_the_memory_is_bounded_and_forgets_the_oldest():
     for step in range(10):
         groups = collect(step)
     assert len(collect.state_dict()["results"]) == MEMORY
-    assert [row["task"] for _, row in collect.state_dict()["results"]][-256:] == [group.task_id for group in groups]
+    assert [row["task"] for row in collect.state_dict()["results"]][-256:] == [group.task_id for group in groups]
 
 
 def test_a_panel_that_changed_since_loses_only_the_tasks_that_moved():
@@ -137,8 +137,8 @@ def test_a_panel_that_changed_since_loses_only_the_tasks_that_moved():
     other = [Task("another", make_env=lambda: None), *panel(20)[1:]]  # type: ignore[arg-type, return-value]
     moved = rollouts_of(Played(0, 2), other, num_tasks=8, seed=0, return_share=0.5)
     moved.load_state_dict(state)
-    kept = {place for place, _ in moved.state_dict()["results"]}
-    assert kept == {place for place, _ in state["results"] if 0 < place < 20}
+    kept = {row["place"] for row in moved.state_dict()["results"]}
+    assert kept == {row["place"] for row in state["results"] if 0 < row["place"] < 20}
     for step in range(4, 8):
         moved(step)
 

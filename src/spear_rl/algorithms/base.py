@@ -115,9 +115,9 @@ class SelfImitation:
     """The random stream of the loss: part of the state, like buffer and history."""
 
     def observe(self, groups: Sequence[Group]) -> None:
-        """Add the groups' mean rewards to the history: all groups, before any filter, the task's reward only."""
+        """Add mean rewards to the history: all groups from the start, before any filter, the task's reward only."""
         for group in groups:
-            if rewards := [t.reward for t in group.trajectories]:
+            if (rewards := [t.reward for t in group.trajectories]) and not group.has_given_turns:
                 spread = [stdev(rewards)] if len(rewards) > 1 else []
                 self._history(group.info.get("family", "")).add([fmean(rewards)], spread)
 
@@ -199,7 +199,7 @@ class SelfImitation:
         remembered = [
             Remembered(t, list(a), list(why), list(part), group.info.get("family", ""), group.task_id, number)
             for number, ((t, group), a, why, part) in enumerate(zip(played, deciding, reasons, parts, strict=True))
-            if not all(why) and (t.num_tool_turns or not self.require_tool)
+            if not all(why) and (t.num_tool_turns or not self.require_tool) and not group.has_given_turns
         ]
         admitted = [r for r in remembered if self.gate == "new" or r.advantage > 0]
         size_of = (lambda r: r.dropped.count("")) if self.unit == "turns" else (lambda r: 1)

@@ -54,7 +54,8 @@ class Judged:
     def learn(self, count: int, epochs: int, rng: random.Random) -> list[Metrics]:
         """Fit the values: per pass `count` optimizer steps, each on a random part of the rows; one keeps their order.
 
-        Every played turn counts, also one that a filter drops: the critic is a baseline, like a group's mean.
+        Every played turn counts, also one that a filter drops: the critic is a baseline, like a group's mean. Given
+        turns do not: the policy did not choose them.
         """
         if self.batch is None:
             return []
@@ -103,6 +104,8 @@ def judged(
         raise ValueError("PPO needs an engine after hold_critic, and advantages with a method estimate, as GAE has")
     values = torch.zeros(0) if batch is None else model.values(batch).cpu()[batch.mask]
     estimate = estimator.estimate(groups, values)
+    given = [n < t.num_given for t in played for n, turn in enumerate(t.turns) for _ in turn.completion.token_ids]
+    estimate = replace(estimate, fits=estimate.fits & ~torch.tensor(given, dtype=torch.bool))
     completions = [turn.completion for t in played for turn in t.turns]
     sizes = [len(completion.token_ids) for completion in completions]
     trains = torch.tensor([not why for turns in dropped for why in turns], dtype=torch.bool)

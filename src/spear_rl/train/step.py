@@ -39,6 +39,10 @@ METRICS = {
     "rollout/stop_{reason}": "Share of episodes that ended so: done, max_turns or overlong.",
     "rollout/{measure}": "Mean over episodes of a measure of the environment, by the name that it gives it.",
     "rollout/returned_tasks": "Tasks of this step that were played before and not solved (rollout.return_share).",
+    "rollout/restarted_groups": "Groups of this step that began within an earlier win (rollout.restart_share).",
+    "rollout/restarted_success": "Share of their episodes that solved the task from there; in no other mean.",
+    "rollout/given_turns": "Mean turns of the win that such an episode was given.",
+    "rollout/strayed_restarts": "Episodes whose given turns did not repeat themselves: played from the start instead.",
     "rollout/returned_success": "Share of the returned tasks' episodes that solved them; absent where none returned.",
     "replay/joined_groups": "Lost groups that a stored win of their task joined (algorithm.imitation.join_lost).",
     "policy/turns": "Turns played in this step.",
@@ -127,7 +131,7 @@ def joined(groups: Sequence[Group], algorithm: Algorithm, step: int, metrics: Me
         if stored.item.trajectory.success and 0 < step - stored.step <= imitation.buffer.max_age:
             wins[stored.item.task] = stored
     for group in groups:
-        is_lost = bool(group.trajectories) and not any(t.success for t in group.trajectories)
+        is_lost = bool(group.trajectories) and not any(t.success or t.num_given for t in group.trajectories)
         if is_lost and group.task_id and group.task_id in wins:
             item = wins[group.task_id].item
             why = [old or unfit(turn) for old, turn in zip(item.dropped, item.trajectory.turns, strict=True)]
@@ -283,9 +287,10 @@ def weighed(term: Term, count: int) -> Term:
 
 
 def rollout_metrics(groups: Sequence[Group]) -> Metrics:
-    """Metrics of the played episodes, by the task's own reward."""
-    played = episodes(groups)
+    """Metrics of the played episodes, by the task's own reward; means are of those that began at the start."""
+    played = episodes([group for group in groups if not group.has_given_turns]) or episodes(groups)
     turns = [turn for t in played for turn in t.turns]
+    written = [turn for t in episodes(groups) for turn in t.turns[t.num_given :]]
     stops = Counter(t.stop for t in played)
     weights = [weight for turn in turns for weight in turn.completion.weights or ()]
     gap = {"rollout/sampler_gap": fmean(abs(math.log(w)) for w in weights if w > 0)} if any(weights) else {}
@@ -299,7 +304,7 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
             "rollout/turns": fmean(len(t.turns) for t in played),
             "rollout/tool_turns": fmean(t.num_tool_turns for t in played),
             "rollout/invalid_turns": fmean(bool(turn.invalid) for turn in turns) if turns else 0.0,
-            "rollout/tokens": float(sum(t.num_tokens for t in played)),
+            "rollout/tokens": float(sum(len(turn.completion.token_ids) for turn in written)),
             "rollout/episodes": float(len(played)),
             "rollout/failed_episodes": float(sum(group.num_failed for group in groups)),
         }
@@ -312,8 +317,17 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
 def choice_metrics(groups: Sequence[Group]) -> Metrics:
     """Metrics of the groups that a choice of tasks (`rollout.choice`) put in place of fresh ones."""
     returned = [group for group in groups if group.info["origin"] == "returned"]
-    won = [t.success for group in returned for t in group.trajectories]
-    return {"rollout/returned_tasks": float(len(returned))} | ({"rollout/returned_success": fmean(won)} if won else {})
+    restarted = [group for group in groups if group.has_given_turns]
+    means: dict[str, list[float]] = {
+        "rollout/returned_success": [t.success for t in episodes(returned)],
+        "rollout/restarted_success": [t.success for t in episodes(restarted) if t.num_given],
+        "rollout/given_turns": [t.num_given for t in episodes(restarted) if t.num_given],
+    }
+    return {
+        "rollout/returned_tasks": float(len(returned)),
+        "rollout/restarted_groups": float(len(restarted)),
+        "rollout/strayed_restarts": float(sum(int(group.info.get("strayed", 0)) for group in groups)),
+    } | {name: fmean(values) for name, values in means.items() if values}
 
 
 def ledger(dropped: Sequence[Sequence[str]]) -> Metrics:

@@ -224,13 +224,15 @@ class Player:
 def choice_of(config: Config, tasks: Sequence[Task]) -> TaskChoice | None:
     """What chooses tasks that were played before; None if all are fresh."""
     rollout = config.rollout
-    if not rollout.return_share:
+    if not (rollout.return_share or rollout.restart_share):
         return None
     return TaskChoice(
         tasks,
         seed=config.run.seed,
         return_share=rollout.return_share,
         return_when=rollout.return_when,
+        restart_share=rollout.restart_share,
+        restart_success=rollout.restart_success,
     )
 
 

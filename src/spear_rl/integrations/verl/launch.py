@@ -32,7 +32,7 @@ def config_of(block: Mapping[str, Any] | None) -> Config:
 
 def require_verls_tasks(config: Config) -> None:
     """Refuse settings that choose tasks: verl's data loader does."""
-    for name in ("rollout.return_share", "algorithm.imitation.join_lost"):
+    for name in ("rollout.return_share", "rollout.restart_share", "algorithm.imitation.join_lost"):
         if value := value_of(config, name):
             raise ConfigError(
                 f"{name}={str(value).lower()}: verl chooses the tasks itself, so this works with `spear train` only"
