@@ -104,6 +104,8 @@ class Trajectory:
     """The task's other measures of the episode, by name."""
     last_observation: str = ""
     """The environment's answer to the last turn, which the policy does not see."""
+    num_given: int = 0
+    """Its first turns that were not sampled for it but repeated from an earlier win; they do not train."""
 
     @property
     def reward(self) -> float:
@@ -121,7 +123,7 @@ class Trajectory:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens the policy wrote."""
+        """Tokens the policy wrote, also in given turns."""
         return sum(len(turn.completion.token_ids) for turn in self.turns)
 
 
@@ -137,6 +139,20 @@ class Group:
     """What else is known of the task; `family` is the kind of task it is."""
     num_failed: int = 0
     """Episodes that failed even after a retry; they are not among `trajectories`."""
+    joined: list[list[str]] = field(default_factory=list)
+    """Of each of the last trajectories, which joined from replay and were not played: why a turn does not train."""
+
+    @property
+    def untrained(self) -> list[list[str]]:
+        """Per episode and turn: why it does not train, whatever a filter says, or ""."""
+        played = self.trajectories[: len(self.trajectories) - len(self.joined)]
+        own = [["given"] * t.num_given + [""] * (len(t.turns) - t.num_given) for t in played]
+        return [*own, *self.joined]
+
+    @property
+    def has_given_turns(self) -> bool:
+        """Whether it began near the end of a win, so that its success says little about the whole task."""
+        return any(t.num_given for t in self.trajectories)
 
 
 def mean_measures(played: Sequence[Trajectory]) -> Metrics:

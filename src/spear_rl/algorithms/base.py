@@ -71,6 +71,8 @@ class SelfImitation:
     """Weigh the replay term by episodes drawn over episodes wanted; if off, one episode weighs as much as all."""
     step_parts: Callable[[Sequence[Group]], list[list[float]]] | None = None
     """Also keep these per-turn parts of the advantage, and add them to A'."""
+    join_lost: bool = False
+    """The training step adds a stored win of the same task to a group that lost, before advantages are computed."""
     families: dict[str, RewardHistory] | None = None
     """One baseline per task family instead of a global one; a family is added when it is first played."""
     outcomes: Outcomes = field(default_factory=Outcomes, repr=False)
@@ -79,10 +81,10 @@ class SelfImitation:
     """The random stream of the loss: part of the state, like buffer and history."""
 
     def observe(self, groups: Sequence[Group], step: int = 0) -> None:
-        """Take in what was played at `step`: all groups, before any filter, the task's reward only."""
+        """Take in what was played at `step`: all groups from the start, before any filter, the task's reward only."""
         outcomes = []
         for group in groups:
-            if played := group.trajectories:
+            if (played := group.trajectories) and not group.has_given_turns:
                 mean, std, _ = buffer.compared(group)
                 family, totals = group.info.get("family", ""), (len(played), sum(t.success for t in played))
                 self._history(family).add([mean], [std])
@@ -183,7 +185,7 @@ class SelfImitation:
             for number, ((t, group, stats), a, why, part) in enumerate(
                 zip(played, deciding, reasons, parts, strict=True)
             )
-            if not all(why) and (t.num_tool_turns or not self.require_tool)
+            if not all(why) and (t.num_tool_turns or not self.require_tool) and not group.has_given_turns
         ]
         admitted = [r for r in remembered if self.gate == "new" or r.advantage > 0]
         size_of = (lambda r: r.dropped.count("")) if self.unit == "turns" else (lambda r: 1)
@@ -305,7 +307,7 @@ class Algorithm:
 
     def dropped(self, groups: Sequence[Group]) -> list[list[str]]:
         """For every episode, in order, one reason per turn: that of the first filter that drops it, or ""."""
-        reasons = [[""] * len(t.turns) for group in groups for t in group.trajectories]
+        reasons = [list(why) for group in groups for why in group.untrained]
         for reasons_of in self.filters:
             for kept, found in zip(reasons, reasons_of(groups), strict=True):
                 kept[:] = [old or new for old, new in zip(kept, found, strict=True)]

@@ -84,6 +84,8 @@ def spear(
         raise SettingError("baseline", "reweight takes the place of a baseline")
     if replay_loss and max_second_moment:
         raise SettingError("max_second_moment", "a replay_loss is taken as it is: give it the bound")
+    if base.critic and options.get("join_lost"):
+        raise SettingError("join_lost", "a critic judges each episode by itself, so a group has no baseline to change")
     memory: ReplayBuffer[Remembered] = ReplayBuffer(
         capacity=2 * capacity if draw_when == "when_full" else capacity, max_age=max_age
     )

@@ -279,8 +279,8 @@ def _learning_rate(config: Config) -> Any:
 
 
 def _collect(config: Config, engine: TrainableEngine, player: Player, panel: Sequence[Task]) -> CollectFn:
-    rollouts, cap = player.rollouts(panel, engine), config.engine.importance_cap
-    return (lambda step: corrected(rollouts(step), engine, cap=cap)) if cap else rollouts
+    cap = config.engine.importance_cap
+    return player.rollouts(panel, engine, corrected=partial(corrected, engine=engine, cap=cap) if cap else None)
 
 
 def _summary(

@@ -108,6 +108,8 @@ def require_options(options: Any) -> None:
         raise ConfigError(f"spear: pass a dict of options, e.g. {{'imitation': 1.0}}, or None, not {shown(options)}")
     if {"bonus", "bonus_of"} & options.keys():
         raise ConfigError("spear: in TRL the bonus is a reward function; add tool_bonus(...) to reward_funcs")
+    if options.get("join_lost"):
+        raise ConfigError("spear: join_lost must be False; TRL computes the advantages of its groups itself")
     if unknown := [name for name in options if name not in OPTIONS]:
         raise ConfigError(f"spear: there is no option {shown(unknown[0])}{nearest(str(unknown[0]), sorted(OPTIONS))}")
     if isinstance(options.get("imitation"), BySuccess | ByEntropy):

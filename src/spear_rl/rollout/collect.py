@@ -7,11 +7,13 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from spear_rl.errors import ConfigError, UserError
 from spear_rl.io.escaping import clipped, in_words
 from spear_rl.io.files import same_folder
+from spear_rl.rollout.choice import Start, TaskChoice
 from spear_rl.rollout.contract import with_location
 from spear_rl.rollout.env import Observation, StepResult, Task
 from spear_rl.rollout.generator import Generator, Stream, Streaming
@@ -29,24 +31,45 @@ class EpisodesFailedError(UserError, RuntimeError):
 class Rollouts:
     """The `collect` function of a training step: chooses the step's tasks and plays them with `collect`.
 
-    The tasks depend on the step alone, so that runs are comparable and resuming is exact: every epoch shuffles all
+    Fresh tasks depend on the step alone, so that runs are comparable and resuming is exact: every epoch shuffles all
     tasks, and a step takes the next `num_tasks` of them.
+
+    Args:
+        choice: replaces some of them by tasks that were played before. It is a state that a checkpoint holds.
     """
 
     def __init__(
-        self, collect: Callable[..., list[Group]], tasks: Sequence[Task], *, num_tasks: int, seed: int
-    ) -> None:
+        self, collect: Callable[..., list[Group]], tasks: Sequence[Task], *, num_tasks: int, seed: int,
+        choice: TaskChoice | None = None,
+    ) -> None:  # fmt: skip
         self._collect, self._tasks, self._num_tasks, self._seed = collect, tasks, num_tasks, seed
+        self._choice = choice
 
     def __call__(self, step: int) -> list[Group]:
-        return self._collect(self.tasks(step), step=step)
+        if self._choice is None:
+            return self._collect(self.tasks(step), step=step)
+        chosen = self._choice.chosen(self._places(step), step)
+        starts = [choice.start for choice in chosen]
+        groups = self._collect([self._tasks[choice.place] for choice in chosen], step=step, starts=starts)
+        return self._choice.noted(chosen, groups, step)
 
     def tasks(self, step: int) -> list[Task]:
+        """The fresh tasks of a step."""
+        return [self._tasks[place] for place in self._places(step)]
+
+    def _places(self, step: int) -> list[int]:
         places = [divmod(p, len(self._tasks)) for p in range(step * self._num_tasks, (step + 1) * self._num_tasks)]
         numbers = range(len(self._tasks))
         epochs = {epoch for epoch, _ in places}
         orders = {epoch: random.Random(f"{self._seed}/{epoch}").sample(numbers, len(numbers)) for epoch in epochs}
-        return [self._tasks[orders[epoch][place]] for epoch, place in places]
+        return [orders[epoch][place] for epoch, place in places]
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._choice.state_dict() if self._choice else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._choice and state:
+            self._choice.load_state_dict(state)
 
 
 def collect_within(tasks: Sequence[Task], *, max_context: int | None, **settings: Any) -> list[Group]:
@@ -72,6 +95,9 @@ class _Episode:
     metrics: Metrics = field(default_factory=dict)
     stop: Stop | None = None
     error: BaseException | None = None
+    start: Start | None = None
+    """Its first turns, if they are given."""
+    has_strayed: bool = False
 
     @property
     def trajectory(self) -> Trajectory:
@@ -82,7 +108,37 @@ class _Episode:
         cut_off = Stop.OVERLONG if turns and turns[-1].completion.truncated else Stop.MAX_TURNS
         success = math.fsum(turn.reward for turn in self.turns) > 0 if self.success is None else self.success
         answer = self.observations[-1].text if turns else ""
-        return Trajectory(turns, self.stop or cut_off, success=success, metrics=self.metrics, last_observation=answer)
+        num_given = min(self.start.num_given, len(turns)) if self.start else 0
+        return Trajectory(
+            turns,
+            self.stop or cut_off,
+            success=success,
+            metrics=self.metrics,
+            last_observation=answer,
+            num_given=num_given,
+        )
+
+    @property
+    def given(self) -> Completion | None:
+        """The next completion, if it is given."""
+        if self.start is None or len(self.turns) >= self.start.num_given:
+            return None
+        return self.start.win[len(self.turns)].completion
+
+    def strays(self) -> bool:
+        """Whether given turns led to another state than they did in the win; the episode then begins anew without."""
+        number = len(self.turns)
+        if self.start is None or number > self.start.num_given or self.stop is Stop.FAILED:
+            return False
+        seen, known = self.observations[-1], self.start.win[number]
+        repeats = (seen.text, seen.state_key) == (known.observation, known.state_key) and self.stop is None
+        if repeats and (not number or self.turns[-1].reward == self.start.win[number - 1].reward):
+            return False
+        if self.tokens_left is not None:
+            self.tokens_left += sum(len(turn.completion.token_ids) for turn in self.turns)
+        self.observations, self.turns, self.metrics = [], [], {}
+        self.success, self.stop, self.start, self.has_strayed = None, None, None, True
+        return True
 
     def add_answer(self, answer: Answer) -> None:
         """Record the environment's answer to the reset or to the last completion."""
@@ -148,7 +204,7 @@ class _Episode:
 def collect_groups(
     tasks: Sequence[Task], *, group_size: int, generator: Generator, renderer: Renderer, max_turns: int, step: int,
     layout: Layout = growing_chat, max_context: int | None = None, max_response_tokens: int | None = None,
-    envs: EnvRunner | None = None,
+    envs: EnvRunner | None = None, starts: Sequence[Start | None] | None = None,
 ) -> list[Group]:  # fmt: skip
     """Play `group_size` episodes of every task.
 
@@ -166,8 +222,12 @@ def collect_groups(
 
     Args:
         envs: the runner: in-process (the default) or a pool of workers.
+        starts: per task, the given turns that its episodes begin with, in the state that they lead to. An episode in
+            which they do not repeat themselves is played from the start instead.
     """
-    groups = [[_Episode(task, tokens_left=max_response_tokens) for _ in range(group_size)] for task in tasks]
+    begun = zip(tasks, starts or [None] * len(tasks), strict=True)
+    new = partial(_Episode, tokens_left=max_response_tokens)
+    groups = [[new(task, start=start) for _ in range(group_size)] for task, start in begun]
     episodes = [episode for group in groups for episode in group]
     stream: Stream = generator.stream() if isinstance(generator, Streaming) else Lockstep(generator)
     runner = InProcess() if envs is None else envs
@@ -182,10 +242,15 @@ def collect_groups(
             for key, answer in sorted(runner.answers(num_needed), key=lambda entry: entry[0]):
                 episode = episodes[key]
                 episode.add_answer(answer)
-                if episode.goes_on(renderer, layout, max_turns=max_turns, max_context=max_context):
-                    stream.add(key, episode.request)
-                else:
+                if episode.strays():
                     runner.close(key)
+                    runner.open(key, episode.task)
+                elif not episode.goes_on(renderer, layout, max_turns=max_turns, max_context=max_context):
+                    runner.close(key)
+                elif given := episode.given:
+                    runner.step(key, episode.add_completion(given, renderer))
+                else:
+                    stream.add(key, episode.request)
             for key, completion in stream.finished():
                 runner.step(key, episodes[key].add_completion(completion, renderer))
     finally:
@@ -202,11 +267,17 @@ def collect_groups(
             task.id,
             [episode.trajectory for episode in group if episode.stop is not Stop.FAILED],
             step=step,
-            info={"family": task.family},
+            info={"family": task.family} | strayed(group),
             num_failed=sum(episode.stop is Stop.FAILED for episode in group),
         )
         for task, group in zip(tasks, groups, strict=True)
     ]
+
+
+def strayed(group: Sequence[_Episode]) -> dict[str, str]:
+    """How many episodes of a group did not repeat their given turns, if any."""
+    count = sum(episode.has_strayed for episode in group)
+    return {"strayed": str(count)} if count else {}
 
 
 def _cut(completion: Completion, most: int) -> Completion:

@@ -13,7 +13,7 @@ from spear_rl.algorithms.critic import Critic, Estimate, Estimator, per_turn
 from spear_rl.engines.base import Batch, CriticEngine, Engine, ValueModel
 from spear_rl.errors import ConfigError
 from spear_rl.functional.values import explained_variance, whitened
-from spear_rl.types import Group, Metrics
+from spear_rl.types import Group, Metrics, Trajectory
 
 
 def critic_engine(engine: Engine) -> CriticEngine:
@@ -54,7 +54,8 @@ class Judged:
     def learn(self, count: int, epochs: int, rng: random.Random) -> list[Metrics]:
         """Fit the values: per pass `count` optimizer steps, each on a random part of the rows; one keeps their order.
 
-        Every played turn counts, also one that a filter drops: the critic is a baseline, like a group's mean.
+        Every played turn counts, also one that a filter drops: the critic is a baseline, like a group's mean. Given
+        turns do not: the policy did not choose them.
         """
         if self.batch is None:
             return []
@@ -89,20 +90,23 @@ def judged(
     engine: Engine,
     groups: Sequence[Group],
     dropped: Sequence[Sequence[str]],
-    collate: Callable[[list[list[float]]], Batch | None],
+    collate: Callable[[list[Trajectory], list[list[float]]], Batch | None],
 ) -> Judged:
     """Values and advantages of what was played.
 
     Args:
-        collate: per-turn advantages in, the rows of all turns out; None if there is not one token.
+        collate: episodes and per-turn advantages in, the rows of all turns out; None if there is not one token.
     """
-    batch = collate([[0.0] * len(t.turns) for group in groups for t in group.trajectories])
+    played = [t for group in groups for t in group.trajectories]
+    batch = collate(played, [[0.0] * len(t.turns) for t in played])
     model, estimator, settings = critic_engine(engine).critic, algorithm.advantages, algorithm.critic
     if model is None or settings is None or not isinstance(estimator, Estimator):
         raise ValueError("PPO needs an engine after hold_critic, and advantages with a method estimate, as GAE has")
     values = torch.zeros(0) if batch is None else model.values(batch).cpu()[batch.mask]
     estimate = estimator.estimate(groups, values)
-    completions = [turn.completion for group in groups for t in group.trajectories for turn in t.turns]
+    given = [n < t.num_given for t in played for n, turn in enumerate(t.turns) for _ in turn.completion.token_ids]
+    estimate = replace(estimate, fits=estimate.fits & ~torch.tensor(given, dtype=torch.bool))
+    completions = [turn.completion for t in played for turn in t.turns]
     sizes = [len(completion.token_ids) for completion in completions]
     trains = torch.tensor([not why for turns in dropped for why in turns], dtype=torch.bool)
     trains, advantages = trains.repeat_interleave(torch.tensor(sizes, dtype=torch.long)), estimate.advantages

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -33,6 +33,14 @@ METRICS = {
     "policy/learning_rate": "The learning rate of this step.",
 }
 """What a `Trainer` adds to those of `train_step`."""
+
+
+@runtime_checkable
+class StatefulCollect(Protocol):
+    """A `collect` with a state that a checkpoint holds; a state that it gave does not change later."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 @dataclass
@@ -160,8 +168,11 @@ class Trainer:
         return groups
 
     def _played_state(self) -> dict[str, Any]:
-        """What playing episodes changes, by reference where it does not: the random streams."""
-        return {"engine": self.engine.state_dict(), "torch_rng": torch.get_rng_state()}
+        """What playing episodes changes, by reference where it does not: the random streams, and what was played."""
+        state: dict[str, Any] = {"engine": self.engine.state_dict(), "torch_rng": torch.get_rng_state()}
+        if isinstance(self.collect, StatefulCollect) and (own := self.collect.state_dict()):
+            state["collect"] = own
+        return state
 
     def _evaluate(self) -> None:
         spent: Metrics = {}
@@ -229,6 +240,8 @@ class Trainer:
             version, internal, gauss = state["rng"]
             self.rng.setstate((version, tuple(internal), gauss))
             torch.set_rng_state(state["torch_rng"])
+            if isinstance(self.collect, StatefulCollect):
+                self.collect.load_state_dict(state.get("collect", {}))
             self.seconds = state["seconds"]
             self.before = Evaluation(**state["before"]) if state["before"] else None
             self.latest = Evaluation(**state["latest"]) if state["latest"] else None

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import chain
 from statistics import fmean
+from typing import TypeVar
 
 import torch
 
 from spear_rl.algorithms.base import Algorithm
 from spear_rl.engines.base import Batch, Engine, ImageBatch, Term
-from spear_rl.replay.buffer import Replay
+from spear_rl.replay.buffer import Remembered, Replay, Stored, unfit_reason
 from spear_rl.train.critic import judged
 from spear_rl.types import Completion, Group, Metrics, Trajectory, Turn, mean_measures
 
@@ -37,6 +38,13 @@ METRICS = {
     "rollout/sampler_gap": "Mean absolute log of the importance weights of another sampler (engine.importance_cap).",
     "rollout/stop_{reason}": "Share of episodes that ended so: done, max_turns or overlong.",
     "rollout/{measure}": "Mean over episodes of a measure of the environment, by the name that it gives it.",
+    "rollout/returned_tasks": "Tasks of this step that were played before and not solved (rollout.return_share).",
+    "rollout/restarted_groups": "Groups of this step that began within an earlier win (rollout.restart_share).",
+    "rollout/restarted_success": "Share of their episodes that solved the task from there; in no other mean.",
+    "rollout/given_turns": "Mean turns of the win that such an episode was given.",
+    "rollout/strayed_restarts": "Episodes whose given turns did not repeat themselves: played from the start instead.",
+    "rollout/returned_success": "Share of the returned tasks' episodes that solved them; absent where none returned.",
+    "replay/joined_groups": "Lost groups that a stored win of their task joined (algorithm.imitation.join_lost).",
     "policy/turns": "Turns played in this step.",
     "policy/turns_trained": "Turns of this step that no filter dropped.",
     "policy/dropped_{reason}": "Turns of this step that did not train, by the filter's reason.",
@@ -71,22 +79,22 @@ def train_step(
     with timed("time/rollout", metrics):
         groups = algorithm.shaped(collect(step), step)
 
-    played = [t for group in groups for t in group.trajectories]
-    dropped = algorithm.dropped(groups)
+    compared = joined(groups, algorithm, step, metrics)
+    dropped = algorithm.dropped(compared)
     rows_of = partial(collate, pad_id=engine.pad_id)
-    critic = judged(algorithm, engine, groups, dropped, partial(rows_of, played)) if algorithm.critic else None
-    turn_advantages = critic.turn_advantages if critic else algorithm.advantages(groups)
-    batch = rows_of(played, turn_advantages, dropped=dropped)
-    if critic and batch is not None:
-        batch = critic.token_level(batch)
+    critic = judged(algorithm, engine, groups, dropped, rows_of) if algorithm.critic else None
+    turn_advantages = critic.turn_advantages if critic else algorithm.advantages(compared)
+    batch = rows_of(episodes(compared), turn_advantages, dropped=dropped)
+    batch = critic.token_level(batch) if critic and batch is not None else batch
     policy = [Term("policy", batch, algorithm.policy_loss, generator=algorithm.generator)] if batch is not None else []
+    turn_advantages, dropped = played_part(compared, turn_advantages), played_part(compared, dropped)
     if on_played:
         on_played(groups, turn_advantages, dropped)
 
     replay, imitation = list[Term](), algorithm.imitation
     if imitation:
         imitation.observe(groups, step)
-        drawn = imitation.draw(step, rng, num_played=len(played))
+        drawn = imitation.draw(step, rng, num_played=len(dropped))
         metrics |= drawn.metrics
         if on_drawn:
             on_drawn(drawn)
@@ -107,6 +115,47 @@ def train_step(
     if imitation:
         imitation.keep(groups, turn_advantages, step, dropped=dropped)
     return algorithm.observed(metrics | rollout_metrics(groups) | ledger(dropped), step)
+
+
+def joined(groups: Sequence[Group], algorithm: Algorithm, step: int, metrics: Metrics) -> Sequence[Group]:
+    """The groups to compare: with `SelfImitation.join_lost`, those that lost end with the newest stored win, if any.
+
+    A flat group teaches nothing. The win gives it a positive and the losses negative advantages; it trains with the
+    log-probabilities that it was sampled with, so that the clipped ratio bounds it.
+    """
+    imitation, num_joined = algorithm.imitation, 0
+    if imitation is None or not imitation.join_lost:
+        return groups
+    wins, out = dict[str, Stored[Remembered]](), list[Group]()
+    for stored in sorted(imitation.buffer.items, key=lambda stored: (stored.step, stored.reward)):
+        if stored.item.trajectory.success and 0 < step - stored.step <= imitation.buffer.max_age:
+            wins[stored.item.task] = stored
+    for group in groups:
+        is_lost = bool(group.trajectories) and not any(t.success or t.num_given for t in group.trajectories)
+        if is_lost and group.task_id and group.task_id in wins:
+            item = wins[group.task_id].item
+            why = [old or unfit_reason(turn) for old, turn in zip(item.dropped, item.trajectory.turns, strict=True)]
+            group = replace(group, trajectories=[*group.trajectories, item.trajectory], joined=[why])
+            num_joined += 1
+        out.append(group)
+    metrics["replay/joined_groups"] = float(num_joined)
+    return algorithm.shaped(out, step)
+
+
+def episodes(groups: Sequence[Group]) -> list[Trajectory]:
+    return [t for group in groups for t in group.trajectories]
+
+
+T = TypeVar("T")
+
+
+def played_part(groups: Sequence[Group], per_episode: list[T]) -> list[T]:
+    """What a list with one entry per episode has of those that were played: not of wins that joined."""
+    if not any(group.joined for group in groups):
+        return per_episode
+    sizes = [(len(group.trajectories), len(group.joined)) for group in groups]
+    is_played = [n < size - num_joined for size, num_joined in sizes for n in range(size)]
+    return [entry for entry, keeps in zip(per_episode, is_played, strict=True) if keeps]
 
 
 @dataclass(frozen=True)
@@ -238,21 +287,24 @@ def weighed(term: Term, count: int) -> Term:
 
 
 def rollout_metrics(groups: Sequence[Group]) -> Metrics:
-    """Metrics of the played episodes, by the task's own reward."""
-    played = [t for group in groups for t in group.trajectories]
+    """Metrics of the played episodes, by the task's own reward; means are of those that began at the start."""
+    played = episodes([group for group in groups if not group.has_given_turns]) or episodes(groups)
     turns = [turn for t in played for turn in t.turns]
+    written = [turn for t in episodes(groups) for turn in t.turns[t.num_given :]]
     stops = Counter(t.stop for t in played)
     weights = [weight for turn in turns for weight in turn.completion.weights or ()]
     gap = {"rollout/sampler_gap": fmean(abs(math.log(w)) for w in weights if w > 0)} if any(weights) else {}
+    chosen = choice_metrics(groups) if any("origin" in group.info for group in groups) else {}
     return (
         gap
+        | chosen
         | {
             "rollout/reward": fmean(t.reward for t in played),
             "rollout/success": fmean(t.success for t in played),
             "rollout/turns": fmean(len(t.turns) for t in played),
             "rollout/tool_turns": fmean(t.num_tool_turns for t in played),
             "rollout/invalid_turns": fmean(bool(turn.invalid) for turn in turns) if turns else 0.0,
-            "rollout/tokens": float(sum(t.num_tokens for t in played)),
+            "rollout/tokens": float(sum(len(turn.completion.token_ids) for turn in written)),
             "rollout/episodes": float(len(played)),
             "rollout/failed_episodes": float(sum(group.num_failed for group in groups)),
         }
@@ -260,6 +312,22 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
         | {f"rollout/{name}": mean for name, mean in mean_measures(played).items()}
         | {"rollout/bonus": fmean(t.bonus for t in played)}
     )
+
+
+def choice_metrics(groups: Sequence[Group]) -> Metrics:
+    """Metrics of the groups that a choice of tasks (`rollout.choice`) put in place of fresh ones."""
+    returned = [group for group in groups if group.info["origin"] == "returned"]
+    restarted = [group for group in groups if group.has_given_turns]
+    means: dict[str, list[float]] = {
+        "rollout/returned_success": [t.success for t in episodes(returned)],
+        "rollout/restarted_success": [t.success for t in episodes(restarted) if t.num_given],
+        "rollout/given_turns": [t.num_given for t in episodes(restarted) if t.num_given],
+    }
+    return {
+        "rollout/returned_tasks": float(len(returned)),
+        "rollout/restarted_groups": float(len(restarted)),
+        "rollout/strayed_restarts": float(sum(int(group.info.get("strayed", 0)) for group in groups)),
+    } | {name: fmean(values) for name, values in means.items() if values}
 
 
 def ledger(dropped: Sequence[Sequence[str]]) -> Metrics:

@@ -14,10 +14,14 @@ STEPS = 5
 
 
 def cautions(config: Config, *, with_rl: bool = True) -> list[str]:
-    """One sentence for each setting that cannot work with a model from scratch; of RL only if it follows."""
+    """One sentence for each setting that has no effect or cannot work with a model from scratch; RL's if it follows."""
     model, optim, sft = config.engine.model, config.optim, config.sft
+    lonely = []
+    if with_rl and config.algorithm.imitation.join_lost and not config.rollout.return_share:
+        rarely = "a task with a stored win is rarely played again while tasks do not return"
+        lonely = [f"warning: algorithm.imitation.join_lost=true: {rarely}: set rollout.return_share, e.g. to 0.25"]
     if model not in TINY_SIZES:
-        return []
+        return lonely
     updates = math.ceil(sft.episodes / sft.batch_size) * sft.epochs
     faults = []
     if with_rl and 0 < optim.learning_rate < LEAST_RATE:
@@ -30,7 +34,7 @@ def cautions(config: Config, *, with_rl: bool = True) -> list[str]:
     if not sft.episodes:
         faults.append("without a cold start it says nothing that an environment understands: set sft.episodes=2000")
     begins = f"warning: engine.model={model} begins with random weights, and"
-    return [f"{begins} {fault}, or begin with the preset tiny" for fault in faults]
+    return [*lonely, *(f"{begins} {fault}, or begin with the preset tiny" for fault in faults)]
 
 
 class RewardWatch:

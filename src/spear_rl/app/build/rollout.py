@@ -12,6 +12,7 @@ from spear_rl.envs import ENVIRONMENTS
 from spear_rl.errors import ConfigError, OptionError, UserError
 from spear_rl.io.escaping import clipped
 from spear_rl.io.files import same_folder
+from spear_rl.rollout.choice import TaskChoice
 from spear_rl.rollout.collect import Rollouts, collect_within, demonstration, report_failures
 from spear_rl.rollout.contract import ContractError, with_location
 from spear_rl.rollout.env import StepResult, Task, TasksFn
@@ -182,11 +183,15 @@ class Player:
         """`group_size` episodes of every task; refuses a max_context that no first prompt fits into."""
         return self._collect(generator, group_size, max_turns)(tasks, step=step)
 
-    def rollouts(self, tasks: Sequence[Task], generator: Generator) -> Rollouts:
-        """The `collect` of a training step."""
-        rollout = self._config.rollout
-        collect = self._collect(generator, rollout.group_size)
-        return Rollouts(collect, tasks, num_tasks=rollout.num_tasks, seed=self._config.run.seed)
+    def rollouts(
+        self, tasks: Sequence[Task], generator: Generator, *,
+        corrected: Callable[[list[Group]], list[Group]] | None = None,
+    ) -> Rollouts:  # fmt: skip
+        """The `collect` of a training step; `corrected` is applied to what was played."""
+        rollout, seed = self._config.rollout, self._config.run.seed
+        play = self._collect(generator, rollout.group_size)
+        collect = (lambda tasks, **settings: corrected(play(tasks, **settings))) if corrected else play
+        return Rollouts(collect, tasks, num_tasks=rollout.num_tasks, seed=seed, choice=choice_of(self._config, tasks))
 
     def _collect(self, generator: Generator, group_size: int, max_turns: int = 0) -> Callable[..., list[Group]]:
         return partial(
@@ -214,6 +219,21 @@ class Player:
             )
             for number in range(count)
         ]
+
+
+def choice_of(config: Config, tasks: Sequence[Task]) -> TaskChoice | None:
+    """What chooses tasks that were played before; None if all are fresh."""
+    rollout = config.rollout
+    if not (rollout.return_share or rollout.restart_share):
+        return None
+    return TaskChoice(
+        tasks,
+        seed=config.run.seed,
+        return_share=rollout.return_share,
+        return_when=rollout.return_when,
+        restart_share=rollout.restart_share,
+        restart_success=rollout.restart_success,
+    )
 
 
 def layout_of(config: Config) -> Layout:

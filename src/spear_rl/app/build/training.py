@@ -55,7 +55,7 @@ PPO = ["level", "gamma", "lam", "bootstrap", "learning_rate", "value_clip", "war
 SAME = [
     *("capacity", "max_age", "fraction", "gate", "percentile", "reweight", "require_tool", "age_decay", "update"),
     *("keep_step_part", "admit_by_score", "skip_invalid", "scale_by_rows", "unit", "divide_by_std"),
-    *("baseline", "priority", "max_second_moment"),
+    *("baseline", "priority", "max_second_moment", "join_lost"),
 ]
 """Settings of self-imitation that are keywords of `spear` under the same names."""
 
@@ -101,6 +101,7 @@ def algorithm_of(config: Config) -> Algorithm:
             "priority": ("imitation.priority", "set algorithm.imitation.draw=every_step"),
             "max_second_moment": ("imitation.max_second_moment", "leave it out"),
             "baseline": ("imitation.baseline", "leave out algorithm.imitation.reweight"),
+            "join_lost": ("imitation.join_lost", "leave it out"),
             "bonus": ("bonus.mode", "set algorithm.bonus.mode=none to keep the base's"),
         }.get(error.name, (own, f"leave it out (unset it is {str(getattr(section, error.name, None)).lower()})"))
         value = str(value_of(settings, key)).lower()

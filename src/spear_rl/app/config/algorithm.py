@@ -109,6 +109,8 @@ class ImitationConfig:
     """Multiplies A' for every step of age."""
     keep_step_part: bool = False
     """GiGPO and the like: replay the step advantage too."""
+    join_lost: bool = False
+    """A stored win of its task joins a group that lost, and trains there; no use unless rollout.return_share is on."""
 
 
 @dataclass

@@ -123,6 +123,17 @@ class Rollout:
     """What the layouts turns and log show of the last answers.
     action: the action alone; thoughts never enter a later prompt
     answer: the whole answer, thoughts included"""
+    return_share: Annotated[float, Share] = 0.0
+    """Share of a step's tasks, above 0 at least one, that return: an earlier group did not solve them."""
+    return_when: Literal["lost", "mixed", "unsolved"] = "unsolved"
+    """Which tasks return, by their latest group; medium success and those not seen for longest come first.
+    lost: no episode won
+    mixed: some episodes won and some lost
+    unsolved: either"""
+    restart_share: Annotated[float, Share] = 0.0
+    """Share of a step's groups, above 0 at least one, that begin within a win: near its end at first, later earlier."""
+    restart_success: Annotated[float, Range(0, 1, "(]")] = 0.5
+    """Share of such a group's episodes that must win for its family to begin a turn earlier; if none wins, later."""
 
 
 @dataclass

@@ -26,7 +26,17 @@ def config_of(block: Mapping[str, Any] | None) -> Config:
         raise ConfigError("verl's configuration has no block spear: add e.g. +spear.algorithm.name=spear-grpo")
     config = load(block.get("file"), block={name: section for name, section in block.items() if name != "file"})
     require_expressible(algorithm_of(config))
+    require_verls_tasks(config)
     return config
+
+
+def require_verls_tasks(config: Config) -> None:
+    """Refuse settings that choose tasks: verl's data loader does."""
+    for name in ("rollout.return_share", "rollout.restart_share", "algorithm.imitation.join_lost"):
+        if value := value_of(config, name):
+            raise ConfigError(
+                f"{name}={str(value).lower()}: verl chooses the tasks itself, so this works with `spear train` only"
+            )
 
 
 def require_expressible(algorithm: Algorithm) -> ClippedSurrogate:
@@ -57,6 +67,7 @@ def verl_settings(config: Config, folder: Path, theirs: Mapping[str, Any]) -> di
     if not (Path(config.engine.model).is_dir() or "/" in config.engine.model):
         wanted = "verl wants a transformers folder (`spear sft` writes one) or a hub id, owner/name"
         raise ConfigError(f"engine.model: {config.engine.model!r} is no folder: {wanted}")
+    require_verls_tasks(config)
     loss = require_expressible(algorithm_of(config))
     longest = rollout.max_context + rollout.max_new_tokens
     keys: dict[str, Any] = {name: value_of(config, ours) for name, ours in _TABLES["settings"].items()}
