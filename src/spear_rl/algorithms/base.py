@@ -51,6 +51,8 @@ class Remembered:
     task: str = ""
     number: int = -1
     """Its place among the episodes of its step, which is its line in a dump of that step; -1 is unknown."""
+    group_success: float | None = None
+    """Share of its group that solved the task when it was played; None is unknown."""
 
     @property
     def advantage(self) -> float:
@@ -194,8 +196,12 @@ class SelfImitation:
             reasons = [[a or b for a, b in zip(*both, strict=True)] for both in zip(reasons, unfit, strict=True)]
         deciding = self.admission(groups) if self.admission else turn_advantages
         parts = self.step_parts(groups) if self.step_parts else [[0.0] * len(t.turns) for t, _ in played]
+        shares = {id(g): fmean(t.success for t in g.trajectories) for g in groups if g.trajectories}
         remembered = [
-            Remembered(t, list(a), list(why), list(part), group.info.get("family", ""), group.task_id, number)
+            Remembered(
+                *(t, list(a), list(why), list(part), group.info.get("family", ""), group.task_id, number),
+                group_success=shares[id(group)],
+            )
             for number, ((t, group), a, why, part) in enumerate(zip(played, deciding, reasons, parts, strict=True))
             if not all(why) and (t.num_tool_turns or not self.require_tool)
         ]
