@@ -38,12 +38,16 @@ def results_of_plan(plan: Plan, jobs: Sequence[Job], command: Sequence[str]) -> 
     cells, warnings = [], list(plan.notes)
     for cell in plan.cells:
         arms = found.setdefault(cell.block, {})
-        run = finished_run(cell)
+        job = failures.get(cell.folder)
+        state: str = job.state if job else "done"
+        why = job.error if job else ""
+        try:
+            run = finished_run(cell)
+        except UserError as error:
+            run, state, why = None, "damaged", str(error)
         if run:
             arms.setdefault(cell.arm, []).append(run)
-        job = failures.get(cell.folder)
-        state = "done" if run else job.state if job else "waiting"
-        cells.append({"cell": cell.name, "folder": str(cell.folder), "state": state, "error": job.error if job else ""})
+        cells.append({"cell": cell.name, "folder": str(cell.folder), "state": state, "error": why})
         if run and run.note:
             warnings.append(f"{cell.name}: {run.note}")
     unfinished = sum(cell["state"] != "done" for cell in cells)
@@ -65,7 +69,16 @@ def results_of_plan(plan: Plan, jobs: Sequence[Job], command: Sequence[str]) -> 
     about = {"date": now(), "command": shlex.join(command), "plan": str(plan.path), **declared, **machine()}
     about["cells ran with"] = cells_ran_on([cell.folder for cell in plan.cells])
     return Results(
-        plan.name, blocks, plan.primary, plan.secondary, plan.out, changes + warnings, about, cells, plan.text
+        plan.name,
+        blocks,
+        plan.primary,
+        plan.secondary,
+        plan.out,
+        changes + warnings,
+        about,
+        cells,
+        plan.text,
+        plan.question,
     )
 
 

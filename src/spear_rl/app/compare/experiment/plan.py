@@ -52,6 +52,12 @@ class Plan:
     """What is not like for like, and what a reader should know before running it."""
 
     @property
+    def question(self) -> str:
+        """What is asked: the comment in the first line, if there is one."""
+        first = self.text.lstrip("\ufeff").split("\n", 1)[0].strip()
+        return first.lstrip("# ").strip() if first.startswith("#") else ""
+
+    @property
     def hash(self) -> str:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
@@ -126,11 +132,10 @@ class _Reader:
                 self.faults.append(f"unknown key {shown(key)[1:-1]}{advice}")
             elif not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
                 self.faults.append(f"{key} must be {_KINDS[kind]}; got {shown(value)}")
-        if "preset" in self.table and "config" in self.table:
-            self.faults.append("preset and config both name the settings to begin with: give one")
         for key in ("arms", "seeds"):
             if not self.table.get(key):
                 self.faults.append(f"{key} is missing or empty: a plan needs at least one")
+        self._check_source("the plan", self.table)
         for place, tables in (("blocks", self.table.get("blocks")), ("arms", self.table.get("arms"))):
             for name, entry in tables.items() if isinstance(tables, dict) else ():
                 if not isinstance(entry, dict):
@@ -138,6 +143,14 @@ class _Reader:
                 elif place == "blocks" and (not entry or not all(isinstance(e, dict) for e in entry.values())):
                     what = "an axis: a table of named choices, each a table of settings"
                     self.faults.append(f"[blocks.{shown(name)[1:-1]}] must be {what}")
+
+    def _check_source(self, where: str, table: Mapping[str, Any]) -> None:
+        given = [key for key in ("preset", "config") if key in table]
+        if len(given) > 1:
+            self.faults.append(f"{where} has a preset and a config, which both say what to begin with: give one")
+        for key in given:
+            if not isinstance(table[key], str):
+                self.faults.append(f"{where}: {key} must be a text; got {shown(table[key])}")
 
     def _check_names(self, name: str, axes: dict[str, Any], arms: dict[str, Any], reference: str) -> None:
         choices = [choice for axis in axes.values() for choice in axis]
@@ -151,9 +164,11 @@ class _Reader:
 
     def _check_measures(self, primary: str, secondary: list[Any]) -> None:
         for where, measure in [("primary", primary), *(("secondary", entry) for entry in secondary)]:
-            if measure not in MEASURES:
+            if not isinstance(measure, str) or measure not in MEASURES:
                 near = nearest(measure, list(MEASURES)) if isinstance(measure, str) else ""
                 self.faults.append(f"{where} cannot be {shown(measure)}{near}; it is one of: {', '.join(MEASURES)}")
+            elif [primary, *secondary].count(measure) > 1:
+                self.faults.append(f"{measure} is named more than once among primary and secondary")
 
     def _check_seeds(self, seeds: list[Any]) -> None:
         for seed in seeds:
@@ -167,6 +182,7 @@ class _Reader:
         yield "settings", self.table.get("settings", {})
         for axis, choices in self.table.get("blocks", {}).items():
             for choice, table in choices.items():
+                self._check_source(f"[blocks.{axis}.{choice}]", table)
                 yield f"blocks.{axis}.{choice}", _settings_in(table)
         for arm, table in self.table.get("arms", {}).items():
             yield f"arms.{arm}", table
@@ -250,8 +266,8 @@ class _Reader:
                 for block in blocks:
                     mine, its = settings[block, arm][key], settings[block, reference][key]
                     if mine != its:
-                        rule = "[budget] is for all arms alike"
-                        self.faults.append(f"[arms.{arm}] sets {key}={mine} where {reference} has {its}: {rule}")
+                        differ = f"{key} is {mine} in {arm} and {its} in {reference}"
+                        self.faults.append(f"{differ}: [budget] is for all arms alike")
 
 
 def _settings_in(choice: Mapping[str, Any]) -> dict[str, Any]:

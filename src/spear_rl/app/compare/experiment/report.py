@@ -47,6 +47,8 @@ class Results:
     """State of every cell."""
     plan: str = ""
     """The plan's text."""
+    question: str = ""
+    """What is asked, in a line."""
 
     @property
     def measures(self) -> list[str]:
@@ -133,7 +135,9 @@ def write_report(results: Results) -> None:
 
 def _parts(results: Results, drawn: Sequence[tuple[str, str]]) -> list[_Part]:
     parts = [_Part("heading", f"Experiment {results.name}", level=1)]
-    measures = [f"Primary measure, declared before running: {results.primary}, {MEANINGS[results.primary]}."]
+    measures = [f"Question: {results.question}"] if results.question else []
+    when = "declared before running" if results.plan else "not declared before running"
+    measures.append(f"Primary measure, {when}: {results.primary}, {MEANINGS[results.primary]}.")
     measures += [f"Secondary: {name}, {MEANINGS[name]}." for name in results.secondary]
     parts += [_Part("list", items=[[text] for text in measures])]
     if results.warnings:

@@ -36,13 +36,15 @@ class Progress:
 
 def check_folders(plan: Plan) -> None:
     """Refuse cells and cold starts that were run with other settings than the plan's: one line for each."""
-    faults = [_fault(cell.folder, cell.config, lambda key: key not in _ANYWHERE) for cell in plan.cells]
-    faults += [_fault(cold.folder, cold.config, is_cold) for cold in plan.cold_starts]
+    faults = [
+        _fault(cell.folder, cell.config, lambda key: key not in _ANYWHERE, cell_state(cell)) for cell in plan.cells
+    ]
+    faults += [_fault(cold.folder, cold.config, is_cold, cold_state(cold)) for cold in plan.cold_starts]
     if found := [fault for fault in faults if fault]:
         raise UserError("\n".join(found))
 
 
-def _fault(folder: Path, planned: Config, counts: Callable[[str], bool]) -> str:
+def _fault(folder: Path, planned: Config, counts: Callable[[str], bool], state: State) -> str:
     path = folder / "config.toml"
     if not path.is_file():
         return ""
@@ -50,7 +52,9 @@ def _fault(folder: Path, planned: Config, counts: Callable[[str], bool]) -> str:
         there, wanted = flat(load(str(path))), flat(planned)
     except ConfigError as error:
         return f"{folder} was run with settings of another version ({error}): choose another --out, or delete it"
-    keys = [key for key in wanted if counts(key) and not _is_same(key, there[key], wanted[key])]
+    # The folder of a whole experiment may have moved, with its cold starts; a run that goes on needs its model there.
+    same = _is_same if state == "finished" else lambda key, one, other: one == other
+    keys = [key for key in wanted if counts(key) and not same(key, there[key], wanted[key])]
     if not keys:
         return ""
     parts = ", ".join(f"{key}={there[key]} where the plan has {wanted[key]}" for key in keys[:3])
@@ -59,7 +63,7 @@ def _fault(folder: Path, planned: Config, counts: Callable[[str], bool]) -> str:
 
 
 def _is_same(key: str, there: Any, wanted: Any) -> bool:
-    if key == "engine.model" and "cold_starts" in Path(wanted).parts:  # the experiment's folder may have moved
+    if key == "engine.model" and "cold_starts" in Path(wanted).parts:
         return _in_cold_starts(there) == _in_cold_starts(wanted)
     return bool(there == wanted)
 
