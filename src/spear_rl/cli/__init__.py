@@ -8,7 +8,7 @@ from typing import Annotated
 from spear_rl import __version__
 from spear_rl.cli.shared import app, console  # first: it says which packages are missing
 
-from spear_rl.cli import train, look, tools  # in the order of the help  # isort: skip
+from spear_rl.cli import train, experiment, look, tools  # in the order of the help  # isort: skip
 from spear_rl.errors import UserError
 from spear_rl.io.escaping import indented
 from spear_rl.io.terminal import error_console, log_to_stderr, protect_stderr
@@ -16,7 +16,7 @@ from spear_rl.io.terminal import error_console, log_to_stderr, protect_stderr
 import typer  # isort: skip
 from typer import Option  # isort: skip
 
-__all__ = ["app", "console", "look", "main", "tools", "train"]
+__all__ = ["app", "console", "experiment", "look", "main", "tools", "train"]
 
 _VARIABLES = {"OMP_WAIT_POLICY": "PASSIVE", "TRANSFORMERS_VERBOSITY": "error"}
 """For this process and its workers, unless the user has set them; read when torch and transformers are loaded.

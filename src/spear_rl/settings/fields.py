@@ -118,7 +118,7 @@ def to_toml(config: Any, *, comments: bool = False) -> str:
                 limits = described(_hints(kind)[name])
                 lines.append(f"# {meaning}" + (f" ({limits})" if limits else ""))
                 lines += [f"#   {line}" for line in per_choice]
-            lines.append(f"# {name} =" if value is None else f"{name} = {_toml(value)}")
+            lines.append(f"# {name} =" if value is None else f"{name} = {toml_value(value)}")
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
@@ -236,12 +236,13 @@ def _plain(value: Any, key: str, depth: int = 0) -> Any:
     raise ConfigError(f"{key} takes {kinds}; got {shown(value)}")
 
 
-def _toml(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """A value as TOML on one line."""
     if isinstance(value, dict):
-        keys = {name: name if _BARE_KEY.fullmatch(name) else _toml(name) for name in value}
-        return "{" + ", ".join(f"{keys[name]} = {_toml(entry)}" for name, entry in value.items()) + "}"
+        keys = {name: name if _BARE_KEY.fullmatch(name) else toml_value(name) for name in value}
+        return "{" + ", ".join(f"{keys[name]} = {toml_value(entry)}" for name, entry in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_toml, value)) + "]"
+        return "[" + ", ".join(map(toml_value, value)) + "]"
     if isinstance(value, float):
         return repr(value)
     # JSON's escapes are valid TOML; JSON does not escape DEL.

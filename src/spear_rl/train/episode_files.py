@@ -122,6 +122,7 @@ class DrawLog:
                 t, name = item.trajectory, f"{stored.step}/{item.number}"
                 draw = {"episode": name, "played": stored.step, "age": step - stored.step, "task": item.task}
                 draw |= {"family": item.family, "success": t.success, "reward": stored.reward}
+                draw |= {} if item.group_success is None else {"group_success": item.group_success}
                 draw |= {"advantage": item.advantage, "advantage_today": today}
                 draw |= {"turns": len(t.turns), "turns_replayed": dropped.count(""), "tool_turns": t.num_tool_turns}
                 if self._has_texts:

@@ -4,7 +4,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -48,6 +48,7 @@ METRICS = {
     "policy/turns": "Turns played in this step.",
     "policy/turns_trained": "Turns of this step that no filter dropped.",
     "policy/dropped_{reason}": "Turns of this step that did not train, by the filter's reason.",
+    "policy/optimizer_steps": "Optimizer steps of the policy in this step, those of replayed rows alone included.",
 }
 """What `train_step` reports beside the metrics of the engine, its losses and replay."""
 
@@ -107,7 +108,7 @@ def train_step(
         split = Split(num_minibatches, minibatch_rows, epochs, rng)
         together = [policy, replay] if imitation and imitation.update == "separate" else [[*policy, *replay]]
         if not (critic and step < critic.settings.warmup_steps):
-            metrics |= mean_metrics([engine.update(update) for terms in together for update in split.updates(terms)])
+            metrics |= updated(engine, chain.from_iterable(map(split.updates, together)))
         if critic:
             metrics |= critic.metrics | mean_metrics(critic.learn(split.count(critic.num_rows), epochs, rng))
         engine.sync()
@@ -337,6 +338,12 @@ def ledger(dropped: Sequence[Sequence[str]]) -> Metrics:
         "policy/turns": float(reasons.total()),
         "policy/turns_trained": float(reasons.pop("", 0)),
     } | {f"policy/dropped_{reason}": float(count) for reason, count in sorted(reasons.items())}
+
+
+def updated(engine: Engine, updates: Iterable[Sequence[Term]]) -> Metrics:
+    """Take the optimizer steps; the mean of their metrics, and how many they were."""
+    taken = [engine.update(update) for update in updates]
+    return mean_metrics(taken) | {"policy/optimizer_steps": float(len(taken))}
 
 
 def mean_metrics(updates: Sequence[Metrics]) -> Metrics:

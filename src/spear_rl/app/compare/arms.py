@@ -1,7 +1,7 @@
 """Arms: runs that differ in the seed alone; and the differences that make two arms incomparable."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from statistics import fmean
@@ -37,11 +37,15 @@ class Arm:
     def of_seed(self, seed: int) -> list[RunRecord]:
         return [run for run in self.runs if run.seed == seed]
 
+    def by_seed(self, measure: Callable[[RunRecord], float | None]) -> dict[int, float]:
+        """Seed -> what is measured; runs that repeat a seed are one seed, so they count as their mean."""
+        found = {seed: [v for run in self.of_seed(seed) if (v := measure(run)) is not None] for seed in self.seeds}
+        return {seed: fmean(values) for seed, values in found.items() if values}
+
     @cached_property
     def after_by_seed(self) -> dict[int, float]:
-        """Seed -> success after; runs that repeat a seed are one seed, so they count as their mean."""
-        found = {s: [run.after.value for run in self.of_seed(s) if run.after] for s in self.seeds}
-        return {seed: fmean(values) for seed, values in found.items() if values}
+        """Seed -> success after."""
+        return self.by_seed(lambda run: run.after.value if run.after else None)
 
     @property
     def success_before(self) -> float | None:

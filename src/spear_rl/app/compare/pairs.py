@@ -1,6 +1,6 @@
 """Differences between arms, paired by seed and by task, and what they show."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
@@ -34,14 +34,14 @@ class Pair:
         elif self.difference is None:
             over_seeds = "1 seed in common, too few to say anything about the algorithms."
         else:
-            points, count = _points(self.difference), len(self.seeds)
-            shown = _conclusion(self.difference)
-            over_seeds = f"success after {points} over {count} seeds in common (95 % t-interval): {shown}."
+            shift, count = points(self.difference), len(self.seeds)
+            shown = conclusion(self.difference)
+            over_seeds = f"success after {shift} over {count} seeds in common (95 % t-interval): {shown}."
         said = f"{self.arm} minus {self.base}: {over_seeds}"
         if self.per_task is None or self.sign_test_p is None:
             return said
         return (
-            f"{said} Task by task: {_points(self.per_task)} over the tasks both played, "
+            f"{said} Task by task: {points(self.per_task)} over the tasks both played, "
             f"{self.better} better, {self.worse} worse, sign test p = {self.sign_test_p:.2g}; "
             "this holds for these trained policies, not for training in general."
         )
@@ -56,9 +56,14 @@ def pairs_of(arms: Sequence[Arm]) -> list[Pair]:
     return [_pair(arm, base) for arm, base in pairs]
 
 
+def paired(mine: Mapping[int, float], its: Mapping[int, float]) -> dict[int, float]:
+    """Seed -> difference, of the seeds that both have."""
+    return {seed: mine[seed] - its[seed] for seed in sorted(mine.keys() & its.keys())}
+
+
 def _pair(arm: Arm, base: Arm) -> Pair:
-    mine, its = arm.after_by_seed, base.after_by_seed
-    seeds = sorted(mine.keys() & its.keys())
+    by_seed = paired(arm.after_by_seed, base.after_by_seed)
+    seeds = list(by_seed)
     tasks: dict[str, list[float]] = {}
     for seed in seeds:
         own, other = _solved(arm.of_seed(seed)), _solved(base.of_seed(seed))
@@ -70,7 +75,7 @@ def _pair(arm: Arm, base: Arm) -> Pair:
         arm=arm.label,
         base=base.label,
         seeds=seeds,
-        difference=over_seeds([mine[s] - its[s] for s in seeds]) if len(seeds) > 1 else None,
+        difference=over_seeds(list(by_seed.values())) if len(seeds) > 1 else None,
         per_task=over_tasks(differences) if differences else None,
         better=better,
         worse=worse,
@@ -86,7 +91,8 @@ def _solved(runs: Sequence[RunRecord]) -> dict[str, float]:
     return {task: fmean(values) for task, values in shares.items()}
 
 
-def _conclusion(d: Estimate) -> str:
+def conclusion(d: Estimate) -> str:
+    """What an interval of a difference shows."""
     if d.high - d.low < 1e-9:  # rounding leaves a width of 1e-16, which says nothing
         return "all seeds differ by the same amount, so this interval says nothing"
     if d.low <= 0 <= d.high:
@@ -94,5 +100,6 @@ def _conclusion(d: Estimate) -> str:
     return "higher" if d.low > 0 else "lower"
 
 
-def _points(d: Estimate) -> str:
+def points(d: Estimate) -> str:
+    """A difference of shares with its interval, in percentage points."""
     return f"{100 * d.value:+.1f} points ({100 * d.low:+.1f} to {100 * d.high:+.1f})"

@@ -1,7 +1,8 @@
 """Curves of arms, and one figure of them. Imports matplotlib only to draw."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -62,6 +63,14 @@ def curves_of(arms: Sequence[Arm]) -> dict[str, dict[str, Curve]]:
 
 def draw(path: Path, arms: Sequence[Arm], curves: Mapping[str, Mapping[str, Curve]]) -> None:
     """Write the figure: one panel per metric, one line per arm, and the final success of every seed."""
+    with drawing((14, 8.6)) as figure:
+        _fill(figure, arms, curves)
+        figure.savefig(path, dpi=120)
+
+
+@contextmanager
+def drawing(size: tuple[float, float]) -> Iterator[Any]:
+    """A figure of matplotlib in our style, which holds within the block."""
     try:
         from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -69,18 +78,31 @@ def draw(path: Path, arms: Sequence[Arm], curves: Mapping[str, Mapping[str, Curv
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError as error:
         raise MissingExtraError("curves need matplotlib: pip install 'spear-rl[train]'") from error
-    figure = Figure(figsize=(14, 8.6), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08))
+    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08))
     FigureCanvasAgg(figure)
     with rc_context(_STYLE):
-        _fill(figure, arms, curves)
-        figure.savefig(path, dpi=120)
+        yield figure
+
+
+def looks_of(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Label -> colour and dashes of its line."""
+    return {
+        label: {"color": _COLORS[n % len(_COLORS)], "linestyle": _DASHES[n // len(_COLORS) % len(_DASHES)]}
+        for n, label in enumerate(labels)
+    }
+
+
+def add_legend(figure: Any, looks: Mapping[str, dict[str, Any]], title: str, *, width: int = 130) -> None:
+    """One legend below all panels, in as many columns as `width` characters have room for."""
+    names = {label: "\n".join(textwrap.wrap(one_line(label), width)) for label in looks}
+    handles = [figure.axes[-1].plot([], [], lw=2.5, label=names[label], **look)[0] for label, look in looks.items()]
+    columns = max(1, min(len(looks), width // (8 + max(map(len, looks)))))
+    style = {"frameon": False, "fontsize": 11, "title": title, "title_fontsize": 10}
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, **style)
 
 
 def _fill(figure: Any, arms: Sequence[Arm], curves: Mapping[str, Mapping[str, Curve]]) -> None:
-    looks: dict[str, dict[str, Any]] = {}
-    for number, arm in enumerate(arms):
-        dash = _DASHES[number // len(_COLORS) % len(_DASHES)]
-        looks[arm.label] = {"color": _COLORS[number % len(_COLORS)], "linestyle": dash}
+    looks = looks_of([arm.label for arm in arms])
     panels = figure.subplots(2, 3).flat
     for axes, (name, lines) in zip(panels, curves.items(), strict=False):
         for label, line in lines.items():
@@ -98,16 +120,8 @@ def _fill(figure: Any, arms: Sequence[Arm], curves: Mapping[str, Mapping[str, Cu
     counts = sorted({len(arm.seeds) for arm in arms})
     seeds = f"{counts[0]} to {counts[-1]} seeds" if len(counts) > 1 else f"{counts[0]} seed{'s' * (counts[0] > 1)}"
     figure.suptitle(f"Training on {one_line(', '.join(envs))}, {seeds} per arm", fontsize=15, fontweight="bold")
-    names = {label: "\n".join(textwrap.wrap(one_line(label), 130)) for label in looks}
-    figure.legend(
-        handles=[figure.axes[-1].plot([], [], lw=2.5, label=names[label], **look)[0] for label, look in looks.items()],
-        loc="outside lower center",
-        ncols=max(1, min(len(arms), 130 // (8 + max(map(len, looks))))),
-        frameon=False,
-        fontsize=11,
-        title=f"lines: mean over seeds of a moving average of {WINDOW} steps; bands: lowest to highest seed",
-        title_fontsize=10,
-    )
+    says = f"lines: mean over seeds of a moving average of {WINDOW} steps; bands: lowest to highest seed"
+    add_legend(figure, looks, says)
 
 
 def _eval_points(axes: Any, arms: Sequence[Arm], looks: Mapping[str, dict[str, Any]]) -> None:

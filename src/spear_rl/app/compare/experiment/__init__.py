@@ -1,0 +1,122 @@
+"""Like-for-like experiments: a plan's grid of runs, each one `spear train` command, and their report.
+
+Reads settings and run folders only; the runs are processes of their own, so torch is never imported here.
+"""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from spear_rl.app.compare.arms import Arm, arms_of, warnings_of
+from spear_rl.app.compare.experiment.about import cells_ran_on, declaration, declare, machine, note_first_cell, now
+from spear_rl.app.compare.experiment.analysis import Block
+from spear_rl.app.compare.experiment.measures import MEASURES
+from spear_rl.app.compare.experiment.plan import Plan, read_plan
+from spear_rl.app.compare.experiment.report import Results, difference_rows, write_report
+from spear_rl.app.compare.experiment.runner import Job, Runner, jobs_of, processes_at_once
+from spear_rl.app.compare.experiment.state import check_folders, finished_run
+from spear_rl.app.compare.runs import RunRecord, load_run
+from spear_rl.errors import UserError
+from spear_rl.settings.ranges import nearest, shown
+
+__all__ = [
+    "Block", "Job", "Plan", "Results", "Runner", "check_folders", "commands", "declare", "difference_rows", "jobs_of",
+    "note_first_cell", "processes_at_once", "read_plan", "results_of_plan", "results_of_runs", "write_report",
+]  # fmt: skip
+
+
+def commands(plan: Plan) -> list[str]:
+    """Every command of the plan in order, quoted for a shell."""
+    return [shlex.join(["spear", *job.arguments]) for job in jobs_of(plan)]
+
+
+def results_of_plan(plan: Plan, jobs: Sequence[Job], command: Sequence[str]) -> Results:
+    """The results of a plan's finished cells."""
+    failures = {job.folder: job for job in jobs if job.state != "done"}
+    found: dict[tuple[str, ...], dict[str, list[RunRecord]]] = {}
+    cells, warnings = [], list(plan.notes)
+    for cell in plan.cells:
+        arms = found.setdefault(cell.block, {})
+        job = failures.get(cell.folder)
+        state: str = job.state if job else "done"
+        why = job.error if job else ""
+        try:
+            run = finished_run(cell)
+        except UserError as error:
+            run, state, why = None, "damaged", str(error)
+        if run:
+            arms.setdefault(cell.arm, []).append(run)
+        cells.append({"cell": cell.name, "folder": str(cell.folder), "state": state, "error": why})
+        if run and run.note:
+            warnings.append(f"{cell.name}: {run.note}")
+    unfinished = sum(cell["state"] != "done" for cell in cells)
+    if unfinished:
+        warnings.append(
+            f"{unfinished} of {len(cells)} cells have no result yet; means are over the seeds that have one"
+        )
+    declared, changes = declaration(plan)
+    blocks = [
+        Block(
+            " / ".join(block) or plan.name,
+            [Arm(name, arms[name]) for name in plan.arms if name in arms],
+            plan.reference,
+            [plan.primary, *plan.secondary],
+        )
+        for block, arms in found.items()
+        if arms
+    ]
+    about = {"date": now(), "command": shlex.join(command), "plan": str(plan.path), **declared, **machine()}
+    about["cells ran with"] = cells_ran_on([cell.folder for cell in plan.cells])
+    return Results(
+        plan.name,
+        blocks,
+        plan.primary,
+        plan.secondary,
+        plan.out,
+        changes + warnings,
+        about,
+        cells,
+        plan.text,
+        plan.question,
+    )
+
+
+def results_of_runs(
+    folders: Sequence[Path], out: Path, command: Sequence[str], *, primary: str, reference: str | None
+) -> Results:
+    """The results of existing runs: blocks by task, arms by settings as `spear compare` names them."""
+    if primary not in MEASURES:
+        known = f"it is one of: {', '.join(MEASURES)}"
+        raise UserError(f"--primary cannot be {shown(primary)}{nearest(primary, list(MEASURES))}; {known}")
+    runs = [load_run(path) for path in {path.resolve(): path for path in folders}.values()]
+    warnings = [f"{run.path} is left out: it is {run.note}" for run in runs if run.note]
+    whole = [run for run in runs if not run.note]
+    tasks: dict[str, list[RunRecord]] = {}
+    for run in whole:
+        tasks.setdefault(_task(run), []).append(run)
+    secondary = [name for name in ("eval_mean", "eval_final") if name != primary]
+    blocks, known_arms = [], dict[str, None]()
+    for task, members in tasks.items():
+        arms = arms_of(members)
+        known_arms |= dict.fromkeys(arm.label for arm in arms)
+        base = reference if reference in [arm.label for arm in arms] else arms[0].label
+        # The reference first, so that it is the first line of every table.
+        arms.sort(key=lambda arm: arm.label != base)
+        blocks.append(Block(task, arms, base, [primary, *secondary]))
+        warnings += [f"{task}: {text}" if len(tasks) > 1 else text for text in warnings_of(arms)]
+    if reference is not None and reference not in known_arms:
+        raise UserError(f"--reference is no arm of these runs: {shown(reference)}; arms: {', '.join(known_arms)}")
+    cells = [{"cell": str(r.path), "folder": str(r.path), "state": "unfinished" if r.note else "done"} for r in runs]
+    about: dict[str, Any] = {"date": now(), "command": shlex.join(command), **machine()}
+    about["cells ran with"] = cells_ran_on([run.path for run in whole])
+    warnings.insert(0, "these runs were not made by a plan: no primary measure was declared before they ran")
+    return Results("existing runs", blocks, primary, secondary, out, warnings, about, cells)
+
+
+def _task(run: RunRecord) -> str:
+    options = {
+        key.removeprefix("task.options."): v for key, v in run.settings.items() if key.startswith("task.options.")
+    }
+    told = ", ".join(f"{key}={value}" for key, value in sorted(options.items()))
+    return f"{run.settings['task.env']} ({told})" if told else str(run.settings["task.env"])

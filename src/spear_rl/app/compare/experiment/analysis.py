@@ -1,0 +1,179 @@
+"""The results of blocks of arms: means over seeds with intervals, paired differences, a summary over blocks."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from statistics import fmean
+from typing import Any
+
+from spear_rl.app.compare.arms import Arm
+from spear_rl.app.compare.estimates import Estimate, over_seeds
+from spear_rl.app.compare.experiment.measures import COSTS, MEASURES
+from spear_rl.app.compare.pairs import conclusion, paired, points
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A mean over seeds with its 95 % t-interval, which one seed alone does not have."""
+
+    value: float
+    low: float | None
+    high: float | None
+    by_seed: dict[int, float]
+
+
+def mean_of(by_seed: Mapping[int, float]) -> Mean | None:
+    """None without any value."""
+    if not by_seed:
+        return None
+    if len(by_seed) == 1:
+        return Mean(fmean(by_seed.values()), None, None, dict(by_seed))
+    found = over_seeds(list(by_seed.values()))
+    return Mean(found.value, found.low, found.high, dict(by_seed))
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """An arm minus the reference in one measure, paired by seed."""
+
+    arm: str
+    reference: str
+    measure: str
+    by_seed: dict[int, float]
+    estimate: Estimate | None
+    """None with fewer than two seeds in common."""
+
+    @property
+    def text(self) -> str:
+        if self.estimate:
+            return points(self.estimate)
+        return f"{100 * fmean(self.by_seed.values()):+.1f} points (one seed)" if self.by_seed else "-"
+
+    @property
+    def shown(self) -> str:
+        """What it shows, in words."""
+        return conclusion(self.estimate) if self.estimate else "too few seeds in common for an interval"
+
+    @property
+    def value(self) -> float | None:
+        return fmean(self.by_seed.values()) if self.by_seed else None
+
+
+@dataclass(frozen=True)
+class Block:
+    """Arms that ran under the same circumstances."""
+
+    label: str
+    arms: list[Arm]
+    """Only arms with at least one finished run."""
+    reference: str
+    measures: list[str]
+    """The primary one first."""
+
+    @cached_property
+    def table(self) -> dict[str, dict[str, Mean | None]]:
+        """Arm -> measure or cost -> its mean."""
+        kinds = {name: MEASURES[name] for name in self.measures} | {name: kind for name, (kind, _) in COSTS.items()}
+        return {arm.label: {name: mean_of(arm.by_seed(kind)) for name, kind in kinds.items()} for arm in self.arms}
+
+    @cached_property
+    def differences(self) -> list[Difference]:
+        """Of every arm but the reference, in every measure."""
+        base = next((arm for arm in self.arms if arm.label == self.reference), None)
+        if base is None:
+            return []
+        return [_difference(arm, base, measure) for arm in self.arms if arm is not base for measure in self.measures]
+
+    def difference(self, arm: str, measure: str) -> Difference | None:
+        return next((d for d in self.differences if (d.arm, d.measure) == (arm, measure)), None)
+
+    def as_dict(self) -> dict[str, Any]:
+        arms = [
+            {"arm": arm.label, "seeds": arm.seeds}
+            | {"runs": [{"path": str(run.path), "seed": run.seed, "algorithm": run.algorithm} for run in arm.runs]}
+            | {"measures": {name: mean and asdict(mean) for name, mean in self.table[arm.label].items()}}
+            for arm in self.arms
+        ]
+        return {"block": self.label, "reference": self.reference, "arms": arms} | {
+            "differences": [asdict(d) | {"value": d.value, "shown": d.shown} for d in self.differences]
+        }
+
+
+def _difference(arm: Arm, base: Arm, measure: str) -> Difference:
+    by_seed = paired(arm.by_seed(MEASURES[measure]), base.by_seed(MEASURES[measure]))
+    estimate = over_seeds(list(by_seed.values())) if len(by_seed) > 1 else None
+    return Difference(arm.label, base.label, measure, by_seed, estimate)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """An arm against the reference over all blocks, in the primary measure."""
+
+    arm: str
+    reference: str
+    measure: str
+    blocks: int
+    """With a difference in this measure."""
+    above: int
+    """Blocks whose interval is above zero."""
+    below: int
+    mean: float
+    """Of the blocks' differences."""
+    worst: float
+    worst_block: str
+
+    @property
+    def text(self) -> str:
+        where = f" (in {self.worst_block})" if self.blocks > 1 and self.worst_block else ""
+        blocks = f"{self.blocks} block{'s' * (self.blocks != 1)}"
+        return (
+            f"{self.arm} beats {self.reference} in {self.above} of {blocks} with an interval above zero, and is below "
+            f"it in {self.below} with one below zero; mean difference {100 * self.mean:+.1f} points, worst "
+            f"{100 * self.worst:+.1f} points{where}"
+        )
+
+
+def summaries(blocks: Sequence[Block], measure: str) -> list[Summary]:
+    """One per arm that has a difference to a reference of the same name."""
+    found: dict[tuple[str, str], list[tuple[str, Difference]]] = {}
+    for block in blocks:
+        for difference in block.differences:
+            if difference.measure == measure and difference.by_seed:
+                found.setdefault((difference.arm, difference.reference), []).append((block.label, difference))
+    return [_summary(arm, reference, measure, entries) for (arm, reference), entries in found.items()]
+
+
+def _summary(arm: str, reference: str, measure: str, entries: Sequence[tuple[str, Difference]]) -> Summary:
+    values = {label: fmean(difference.by_seed.values()) for label, difference in entries}
+    worst = min(values, key=lambda label: values[label])
+    # Seeds that all differ by the same amount have an interval without a width, which shows nothing.
+    shown = [conclusion(difference.estimate) for _, difference in entries if difference.estimate]
+    above, below = shown.count("higher"), shown.count("lower")
+    return Summary(arm, reference, measure, len(entries), above, below, fmean(values.values()), values[worst], worst)
+
+
+def notes_on(blocks: Sequence[Block]) -> Iterator[str]:
+    """What the counts of real runs say about whether arms are like for like."""
+    for column in ("optimizer steps", "episodes", "success before"):
+        found: dict[str, list[str]] = {}
+        for block in blocks:
+            base = block.table.get(block.reference, {}).get(column)
+            for arm in block.arms:
+                mine = block.table[arm.label][column]
+                if mine is None or base is None or arm.label == block.reference:
+                    continue
+                common = mine.by_seed.keys() & base.by_seed.keys()
+                if any(abs(mine.by_seed[seed] - base.by_seed[seed]) > 1e-9 for seed in common):
+                    found.setdefault(_unlike(arm.label, block.reference, column, mine, base), []).append(block.label)
+        for text, labels in found.items():
+            yield text + (f" (in {', '.join(labels)})" if len(blocks) > 1 else "")
+    num = sum(d.estimate is not None for block in blocks for d in block.differences)
+    if num > 1:
+        yield f"each of the {num} intervals of a difference is a 95 % one, not corrected for there being several"
+
+
+def _unlike(arm: str, reference: str, column: str, mine: Mean, base: Mean) -> str:
+    if column == "success before":
+        return f"{arm} begins RL with another success than {reference} on some seed"
+    factor = f", {mine.value / base.value:.2f} times as many" if base.value else ""
+    return f"{arm} took {mine.value:,.0f} {column} per run where {reference} took {base.value:,.0f}{factor}"

@@ -1,0 +1,118 @@
+"""What is measured of one run: success by several definitions, and what it took."""
+
+from collections.abc import Callable, Mapping
+from itertools import accumulate
+from statistics import fmean
+
+from spear_rl.app.compare.runs import WINDOW, RunRecord
+
+Measure = Callable[[RunRecord], float | None]
+
+
+def evaluations(run: RunRecord) -> dict[int, float]:
+    """Steps learned -> success of the evaluation there, the one before RL left out."""
+    return {step: float(row["success"]) for step, row in run.evals.items() if step > 0}
+
+
+def eval_mean(run: RunRecord) -> float | None:
+    values = evaluations(run).values()
+    return fmean(values) if values else None
+
+
+def eval_final(run: RunRecord) -> float | None:
+    found = evaluations(run)
+    return found[max(found)] if found else None
+
+
+def eval_best(run: RunRecord) -> float | None:
+    return max(evaluations(run).values(), default=None)
+
+
+def rollout_last(run: RunRecord) -> float | None:
+    return _last(run, "rollout/success")
+
+
+MEASURES: dict[str, Measure] = {
+    "eval_mean": eval_mean,
+    "eval_final": eval_final,
+    "eval_best": eval_best,
+    "rollout_last": rollout_last,
+}
+MEANINGS = {
+    "eval_mean": "mean success of the evaluations over training, the one before RL left out",
+    "eval_final": "success of the evaluation after the last step",
+    "eval_best": "highest success of the evaluations over training",
+    "rollout_last": f"success of training episodes, mean of the last {WINDOW} steps",
+}
+"""What a plan may declare as its primary or a secondary measure, each a share of episodes."""
+
+
+def eval_before(run: RunRecord) -> float | None:
+    return float(run.evals[0]["success"]) if 0 in run.evals else None
+
+
+def optimizer_steps(run: RunRecord) -> dict[int, float] | None:
+    """Step -> optimizer steps of the policy in it; None where neither metrics nor settings tell."""
+    counted = run.series("policy/optimizer_steps")
+    if counted:
+        return {step: counted.get(step, 0.0) for step in run.rows}  # a step in which nothing trained has none
+    if run.settings.get("optim.minibatch_rows"):
+        return None
+    count = run.settings.get("optim.num_minibatches", 1) * run.settings.get("optim.epochs", 1)
+    is_separate = run.settings.get("algorithm.imitation.update") == "separate"
+    fired = run.series("replay/fired") if is_separate else {}
+    return {step: float(count * (1 + (fired.get(step, 0.0) > 0))) for step in run.rows}
+
+
+def total_optimizer_steps(run: RunRecord) -> float | None:
+    found = optimizer_steps(run)
+    return sum(found.values()) if found else None
+
+
+def _total(key: str) -> Measure:
+    def total(run: RunRecord) -> float | None:
+        found = run.series(key)
+        return sum(found.values()) if found else None
+
+    return total
+
+
+def _last(run: RunRecord, key: str) -> float | None:
+    found = list(run.smoothed(key).values())
+    return found[-1] if found else None
+
+
+def _mean(key: str) -> Measure:
+    def mean(run: RunRecord) -> float | None:
+        found = run.series(key)
+        return fmean(found.values()) if found else None
+
+    return mean
+
+
+COSTS: dict[str, tuple[Measure, str]] = {
+    "success before": (eval_before, ".1%"),
+    "optimizer steps": (total_optimizer_steps, ",.0f"),
+    "episodes": (_total("rollout/episodes"), ",.0f"),
+    "seconds": (_total("time/step"), ",.0f"),
+    "entropy": (lambda run: _last(run, "policy/entropy"), ".3f"),
+    "tool turns": (lambda run: _last(run, "rollout/tool_turns"), ".2f"),
+    "replay fired": (_mean("replay/fired"), ".0%"),
+}
+"""Column -> its value of a run and its format; `COSTS_NOTE` says what they are."""
+COSTS_NOTE = (
+    "Optimizer steps of the policy, episodes played and seconds of RL are sums over a run (evaluations, the cold start "
+    f"and checkpoints take no part); entropy and tool turns are means of the last {WINDOW} steps; replay fired is the "
+    "share of steps that trained on stored episodes. All are means over seeds."
+)
+
+
+def cumulative(by_step: Mapping[int, float]) -> dict[int, float]:
+    """Steps learned -> the sum of a metric over them; 0 before the first."""
+    return dict(zip([0, *(step + 1 for step in by_step)], accumulate(by_step.values(), initial=0.0), strict=True))
+
+
+def gate_pass_rate(run: RunRecord) -> dict[int, float]:
+    """Step -> share of stored episodes that pass the gate, where anything is stored."""
+    stored, eligible = run.series("replay/buffer_size"), run.series("replay/eligible")
+    return {step: eligible[step] / size for step, size in stored.items() if size and step in eligible}

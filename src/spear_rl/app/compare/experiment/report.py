@@ -1,0 +1,217 @@
+"""The report of an experiment: one content, written as Markdown and as one HTML file that refers to nothing outside."""
+
+import base64
+import html
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spear_rl.app.compare.experiment.analysis import Block, Difference, Mean, notes_on, summaries
+from spear_rl.app.compare.experiment.curves import figures_of
+from spear_rl.app.compare.experiment.figures import draw_all
+from spear_rl.app.compare.experiment.measures import COSTS, COSTS_NOTE, MEANINGS
+from spear_rl.io.escaping import markdown, one_line, visible
+from spear_rl.io.files import write_whole, writing
+
+_STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;max-width:75rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a;background:#fff}
+table{border-collapse:collapse;margin:1rem 0;font-size:14px;font-variant-numeric:tabular-nums}
+table{display:block;overflow-x:auto}
+th,td{border-bottom:1px solid #ddd;padding:.3rem .7rem;text-align:right;white-space:nowrap}
+th:first-child,td:first-child{text-align:left}
+th{border-bottom:2px solid #888}
+img{max-width:100%;height:auto}
+figure{margin:1.5rem 0}
+figcaption{color:#555}
+pre{background:#f5f5f5;padding:1rem;overflow-x:auto;white-space:pre-wrap}
+"""
+
+
+@dataclass(frozen=True)
+class Results:
+    """Everything a report says."""
+
+    name: str
+    blocks: list[Block]
+    primary: str
+    secondary: list[str]
+    out: Path
+    warnings: list[str] = field(default_factory=list)
+    """What is not like for like, not finished, or was changed."""
+    about: dict[str, Any] = field(default_factory=dict)
+    """Line -> its text, of how it was run."""
+    cells: list[dict[str, Any]] = field(default_factory=list)
+    """State of every cell."""
+    plan: str = ""
+    """The plan's text."""
+    question: str = ""
+    """What is asked, in a line."""
+
+    @property
+    def measures(self) -> list[str]:
+        return [self.primary, *self.secondary]
+
+    @property
+    def summary(self) -> list[str]:
+        said = [found.text for measure in self.measures[:1] for found in summaries(self.blocks, measure)]
+        return said or ["there is nothing to compare yet: no arm has a seed in common with the reference"]
+
+    def header(self) -> list[str]:
+        return ["arm", "seeds", *(f"{measure} (95 %)" for measure in self.measures), *COSTS]
+
+    def rows(self, block: Block) -> list[list[str]]:
+        rows = []
+        for arm in block.arms:
+            means = block.table[arm.label]
+            row = [arm.label, str(len(arm.seeds)), *(_share(means[measure]) for measure in self.measures)]
+            for column, (_, form) in COSTS.items():
+                mean = means[column]
+                row.append("-" if mean is None else format(mean.value, form))
+            rows.append(row)
+        return rows
+
+
+def _share(mean: Mean | None) -> str:
+    if mean is None:
+        return "-"
+    if mean.low is None or mean.high is None:
+        return f"{mean.value:.1%}"
+    return f"{mean.value:.1%} ({max(mean.low, 0.0):.1%} to {min(mean.high, 1.0):.1%})"
+
+
+def difference_rows(block: Block) -> list[list[str]]:
+    """Arm minus reference, with the difference of every seed."""
+    return [
+        [f"{d.arm} - {d.reference}", d.measure, d.text, d.shown, _per_seed(d)] for d in block.differences if d.by_seed
+    ]
+
+
+def _per_seed(difference: Difference) -> str:
+    return ", ".join(f"seed {seed}: {100 * value:+.1f}" for seed, value in difference.by_seed.items())
+
+
+_DIFFERENCE_HEADER = ["difference", "measure", "points (95 %)", "shown", "per seed, in points"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A heading, paragraph, list, table, figure or code, for either format."""
+
+    kind: str
+    text: str = ""
+    items: Sequence[Sequence[str]] = ()
+    header: Sequence[str] = ()
+    level: int = 2
+
+
+def write_report(results: Results) -> None:
+    """report.md, report.html, figures/ and results.json in the experiment's folder."""
+    out = results.out
+    with writing(out):
+        (out / "figures").mkdir(parents=True, exist_ok=True)
+        figures = figures_of(results.blocks)
+        drawn = draw_all(out / "figures", figures, results.blocks, results.primary)
+    parts = _parts(results, drawn)
+    write_whole(out / "report.md", "\n\n".join(_as_markdown(part) for part in parts) + "\n")
+    write_whole(out / "report.html", _as_html(results.name, parts, out / "figures"))
+    content = {
+        "name": results.name,
+        "primary": results.primary,
+        "secondary": results.secondary,
+        "blocks": [block.as_dict() for block in results.blocks],
+        "summary": [asdict(found) | {"text": found.text} for found in summaries(results.blocks, results.primary)],
+        "warnings": results.warnings,
+        "notes": list(notes_on(results.blocks)),
+        "cells": results.cells,
+        "about": results.about,
+        "plan": results.plan,
+        "figures": [asdict(figure) for figure in figures],
+    }
+    write_whole(out / "results.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def _parts(results: Results, drawn: Sequence[tuple[str, str]]) -> list[_Part]:
+    parts = [_Part("heading", f"Experiment {results.name}", level=1)]
+    measures = [f"Question: {results.question}"] if results.question else []
+    when = "declared before running" if results.plan else "not declared before running"
+    measures.append(f"Primary measure, {when}: {results.primary}, {MEANINGS[results.primary]}.")
+    measures += [f"Secondary: {name}, {MEANINGS[name]}." for name in results.secondary]
+    parts += [_Part("list", items=[[text] for text in measures])]
+    if results.warnings:
+        parts += [_Part("heading", "Warnings"), _Part("list", items=[[text] for text in results.warnings])]
+    parts += [_Part("heading", "Summary"), _Part("list", items=[[text] for text in results.summary])]
+    parts.append(_Part("heading", "Results"))
+    for block in results.blocks:
+        if len(results.blocks) > 1:
+            parts.append(_Part("heading", block.label, level=3))
+        parts.append(_Part("table", items=results.rows(block), header=results.header()))
+        if differences := difference_rows(block):
+            parts.append(_Part("table", items=differences, header=_DIFFERENCE_HEADER))
+    notes = ["Intervals are 95 % t-intervals over seeds; differences are paired by seed.", COSTS_NOTE]
+    parts.append(_Part("list", items=[[text] for text in [*notes, *notes_on(results.blocks)]]))
+    parts.append(_Part("heading", "Figures"))
+    parts += [_Part("figure", name, items=[[title]]) for name, title in drawn]
+    if unfinished := [cell for cell in results.cells if cell["state"] != "done"]:
+        rows = [[cell["cell"], cell["state"], cell.get("error", "")] for cell in unfinished]
+        parts += [_Part("heading", "Cells without a result")]
+        parts += [_Part("table", items=rows, header=["cell", "state", "why"])]
+    parts.append(_Part("heading", "How it was run"))
+    parts.append(_Part("list", items=[[f"{name}: {_told(value)}"] for name, value in results.about.items()]))
+    if results.plan:
+        parts += [_Part("heading", "The plan"), _Part("code", results.plan)]
+    return parts
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_told(entry)}" for name, entry in value.items())
+    if isinstance(value, list):
+        return "; ".join(map(_told, value)) or "-"
+    return "-" if value is None else str(value)
+
+
+def _as_markdown(part: _Part) -> str:
+    if part.kind == "heading":
+        return f"{'#' * part.level} {markdown(part.text)}"
+    if part.kind == "list":
+        return "\n".join(f"- {markdown(item)}" for (item,) in part.items)
+    if part.kind == "table":
+        lines = [part.header, ["---"] + ["---:"] * (len(part.header) - 1)]
+        head = ["| " + " | ".join(map(markdown, lines[0])) + " |", "| " + " | ".join(lines[1]) + " |"]
+        return "\n".join([*head, *("| " + " | ".join(map(markdown, row)) + " |" for row in part.items)])
+    if part.kind == "figure":
+        return f"![{markdown(part.items[0][0])}](figures/{part.text}.svg)"
+    fence = "`" * max([3, *(len(run) + 1 for run in re.findall(r"`+", part.text))])
+    return f"{fence}toml\n{visible(part.text).strip()}\n{fence}"
+
+
+def _as_html(name: str, parts: Sequence[_Part], figures: Path) -> str:
+    body = "\n".join(_html(part, figures) for part in parts)
+    head = f'<meta charset="utf-8"><title>{_text(name)}</title><style>{_STYLE}</style>'
+    view = '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}{view}</head>\n<body>\n{body}\n</body></html>\n'
+
+
+def _html(part: _Part, figures: Path) -> str:
+    if part.kind == "heading":
+        return f"<h{part.level}>{_text(part.text)}</h{part.level}>"
+    if part.kind == "list":
+        return "<ul>" + "".join(f"<li>{_text(item)}</li>" for (item,) in part.items) + "</ul>"
+    if part.kind == "table":
+        head = "".join(f"<th>{_text(cell)}</th>" for cell in part.header)
+        rows = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in part.items)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    if part.kind == "figure":
+        # As an image: scripts and links in an SVG do nothing there.
+        data = base64.b64encode((figures / f"{part.text}.svg").read_bytes()).decode("ascii")
+        caption = _text(part.items[0][0])
+        image = f'<img alt="{caption}" src="data:image/svg+xml;base64,{data}">'
+        return f"<figure>{image}<figcaption>{caption}</figcaption></figure>"
+    return f"<pre>{html.escape(visible(part.text))}</pre>"
+
+
+def _text(text: str) -> str:
+    return html.escape(one_line(text))

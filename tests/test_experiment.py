@@ -1,0 +1,863 @@
+"""Experiments: plans that are refused, commands that run, kills, failures, and a report whose numbers are recomputed.
+
+Most cells are played by a program that writes a finished run folder at once; those of the slow tests are real.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import math
+import os
+import random
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import mean, stdev
+
+import pytest
+
+from conftest import logged
+from spear_rl.app.compare.experiment import commands, jobs_of, read_plan
+from spear_rl.app.compare.experiment.cells import cell_of
+from spear_rl.app.compare.experiment.plan import BUDGET
+from spear_rl.app.config import flat, load, merged, resolved, to_toml, with_changes
+from spear_rl.errors import ConfigError
+
+ROOT = Path(__file__).parent.parent
+PYTHON = sys.executable
+PLAN = """# Does it help?
+preset = "lookup"
+seeds = [0, 1]
+reference = "base"
+[budget]
+steps = 3
+[settings]
+run = {trackers = ["jsonl"]}
+sft = {episodes = 16, epochs = 1}
+eval = {tasks = 8, every = 1}
+rollout = {num_tasks = 2}
+[arms.base]
+algorithm = {bonus = {mode = "none"}, imitation = {enabled = false}}
+[arms.spear]
+"""
+BLOCKS = """
+[blocks.task.short]
+task = {options = {num_digits = 3}}
+[blocks.task.long]
+task = {options = {num_digits = 6}}
+[blocks.base.grpo]
+algorithm = {name = "spear-grpo"}
+[blocks.base.rloo]
+algorithm = {name = "spear-rloo"}
+"""
+
+STAND_IN = """#!{python}
+import json, os, sys, time
+from pathlib import Path
+from spear_rl.app.config import load, to_toml
+
+words = sys.argv[3:]
+log = Path(os.environ["STAND_IN_LOG"])
+with log.open("a") as file:
+    call = {{"words": words, "threads": os.environ.get("OMP_NUM_THREADS"), "time": time.time()}}
+    file.write(json.dumps(call) + "\\n")
+sources = [word for word in words[1:] if "=" not in word]
+config = load(sources[0] if sources else None, [word for word in words[1:] if "=" in word])
+folder = Path(config.run.dir)
+time.sleep(float(os.environ.get("STAND_IN_SECONDS", "0")))
+part, _, times = os.environ.get("STAND_IN_FAILS", "").partition("*")
+tries = sum(json.loads(line)["words"] == words for line in log.read_text().splitlines())
+if part and part in str(folder) and tries <= int(times):
+    print("something before")
+    print("error: no room \\x1b[31m left")
+    sys.exit(3)
+folder.mkdir(parents=True, exist_ok=True)
+(folder / "config.toml").write_text(to_toml(config))
+if words[0] == "sft":
+    (folder / "model").mkdir()
+    sys.exit()
+rate = {{"success": 0.5, "low": 0.4, "high": 0.6}}
+steps = config.run.steps
+rows = [{{"step": n, "rollout/success": 0.5, "rollout/episodes": 16.0, "time/step": 1.0}} for n in range(steps)]
+(folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in rows))
+evals = [{{"step": n}} | rate for n in range(steps + 1)]
+(folder / "eval.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in evals))
+(folder / "summary.json").write_text(json.dumps({{"steps": steps, "success_before": rate, "success_after": rate}}))
+"""
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Writes a plan and returns its path."""
+
+    def write(text=PLAN, name="plan.toml"):
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """A program in place of Python that plays every cell at once; returns what it was called with."""
+    program, log = tmp_path / "stand_in", tmp_path / "calls.jsonl"
+    program.write_text(STAND_IN.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setenv("STAND_IN_LOG", str(log))
+    monkeypatch.setattr(sys, "executable", str(program))
+
+    def calls():
+        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+    return calls
+
+
+def refused(path, out=None):
+    with pytest.raises(ConfigError) as error:
+        read_plan(path, out)
+    return str(error.value)
+
+
+# The plan.
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("sedes = [0]\n" + PLAN, "unknown key sedes; did you mean seeds?"),
+        (PLAN.replace("[0, 1]", "[1, 2, 1]"), "seeds has 1 more than once"),
+        (PLAN.replace("[0, 1]", "[0, true]"), "seeds must be whole numbers"),
+        (PLAN.replace("[0, 1]", "[0, -1]"), "run.seed must be"),
+        (PLAN.replace("[0, 1]", "[]"), "seeds is missing or empty"),
+        (PLAN.replace('"base"', '"bass"'), "reference is no arm: 'bass'; did you mean base?"),
+        (PLAN + "algorithm = {imitation = {wieght = 2}}\n", "[arms.spear] unknown setting algorithm.imitation.wieght"),
+        (PLAN + "optim = {learning_rate = 7}\n", "[arms.spear] optim.learning_rate must be"),
+        (PLAN + "run = {seed = 3}\n", "[arms.spear] sets run.seed"),
+        (PLAN + "preset = 'tiny'\n", "[arms.spear] names a preset"),
+        (PLAN + "run = {steps = 4}\n", "run.steps is 4 in spear and 3 in base: [budget] is for all arms alike"),
+        (PLAN + "eval = {tasks = 0}\n", "eval.every=1 with eval.tasks=0"),
+        (PLAN + "[arms.twin]\n", "the arms spear and twin are equal"),
+        (PLAN + "[arms.'a/b']\nrun = {threads = 2}\n", "the name 'a/b' must be of letters"),
+        (PLAN + "[arms.'..']\nrun = {threads = 2}\n", "the name '..' must be of letters"),
+        ('primary = "eval_men"\n' + PLAN, "primary cannot be 'eval_men'; did you mean eval_mean?"),
+        ('secondary = ["eval_mean"]\n' + PLAN, "eval_mean is named more than once"),
+        ('secondary = [["x"]]\n' + PLAN, "secondary cannot be"),
+        ("jobs = -1\n" + PLAN, "jobs must be 0 or more"),
+        ("shared_cold_start = 1\n" + PLAN, "shared_cold_start must be true or false"),
+        ('config = "other.toml"\n' + PLAN, "the plan has a preset and a config"),
+        (PLAN.replace('"lookup"', '"lookpu"'), "there is no preset 'lookpu'; did you mean lookup?"),
+        (PLAN.replace("steps = 3", "setps = 3"), "[budget] has no key setps; did you mean steps?"),
+        (PLAN.replace("steps = 3", 'steps = "x"'), "[budget] run.steps"),
+        (PLAN + "[blocks.task]\nshort = 3\n", "[blocks.task] must be an axis"),
+        (PLAN + "[blocks.task.a]\npreset = ['x']\n", "[blocks.task.a]: preset must be a text"),
+        (PLAN + "[settings.eval]\n", "not valid TOML"),
+        ("arms = 3\n", "arms must be a table"),
+    ],
+)  # fmt: skip
+def test_a_plan_with_a_fault_is_refused_in_a_sentence_before_anything_runs(
+    spear, written, tmp_path, stand_in, text, says
+):
+    code, printed = spear("experiment", written(text), "--out", tmp_path / "out")
+    assert (code, says in " ".join(printed.split())) == (2, True), printed
+    assert "Traceback" not in printed
+    assert not (tmp_path / "out").exists()
+    assert not stand_in()
+
+
+def test_all_faults_of_a_plan_are_told_at_once(written):
+    text = PLAN.replace('"base"', '"x"').replace("[0, 1]", "[0, 0]") + "optim = {learning_rate = 7}\n"
+    said = refused(written(text)).splitlines()
+    assert len(said) == 3
+    assert all(line.startswith(str(written(text))) for line in said)
+
+
+def test_a_missing_plan_and_one_that_is_no_text_are_sentences(spear, tmp_path):
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    for name in ("absent.toml", "bytes.toml"):
+        code, printed = spear("experiment", tmp_path / name)
+        assert code == 2
+        assert "Traceback" not in printed
+
+
+def test_every_arm_and_block_of_a_seed_comes_before_the_next_seed(written):
+    plan = read_plan(written(PLAN + BLOCKS))
+    assert [cell.seed for cell in plan.cells] == [0] * 8 + [1] * 8
+    assert [cell.name for cell in plan.cells[:3]] == [
+        "short/grpo/base/seed_0",
+        "short/grpo/spear/seed_0",
+        "short/rloo/base/seed_0",
+    ]
+    assert plan.cells[0].folder == Path("experiments_out/plan/cells/short/grpo/base/seed_0")
+
+
+def test_what_is_nearer_to_a_cell_wins(written):
+    text = PLAN.replace("rollout = {num_tasks = 2}", "rollout = {num_tasks = 2, group_size = 4}")
+    text += "rollout = {group_size = 6}\n" + BLOCKS + "rollout = {group_size = 5, num_tasks = 3}\n"
+    cells = {cell.name: cell.config for cell in read_plan(written(text)).cells}
+    grpo, rloo = cells["short/grpo/base/seed_1"], cells["short/rloo/base/seed_1"]
+    assert (grpo.rollout.num_tasks, grpo.rollout.group_size, grpo.run.seed) == (2, 4, 1)
+    assert (rloo.rollout.num_tasks, rloo.rollout.group_size) == (3, 5)
+    assert cells["long/rloo/spear/seed_0"].rollout.group_size == 6
+    assert cells["long/rloo/spear/seed_0"].algorithm.name == "spear-rloo"
+
+
+def test_a_choice_may_begin_with_a_preset_or_a_file_of_its_own(written, tmp_path):
+    (tmp_path / "mine.toml").write_text('[task]\nenv = "lookup"\n[rollout]\ngroup_size = 3\n')
+    axis = '[blocks.task.toy]\n[blocks.task.file]\nconfig = "mine.toml"\n[blocks.task.house]\npreset = "quickstart"\n'
+    plan = read_plan(written(PLAN + axis))
+    sources = {cell.block: cell.source for cell in plan.cells}
+    assert sources == {("toy",): "lookup", ("file",): str(tmp_path / "mine.toml"), ("house",): "quickstart"}
+    assert {c.config.task.env for c in plan.cells if c.block == ("house",)} == {"household"}
+    assert {c.config.rollout.group_size for c in plan.cells if c.block == ("file",)} == {3}
+
+
+def test_a_block_with_another_environment_does_not_get_the_options_of_the_first(written):
+    text = PLAN.replace("[settings]", "[settings]\ntask = {options = {num_digits = 4}}")
+    text += '[blocks.task.toy]\n[blocks.task.house]\ntask = {env = "household", options = {level = "starter"}}\n'
+    options = {cell.block: cell.config.task.options for cell in read_plan(written(text)).cells}
+    assert options == {("toy",): {"num_digits": 4}, ("house",): {"level": "starter"}}
+
+
+def random_layer(rng):
+    texts = ["plain", "5", "true", " led", "a=b", 'quo"te', "#x", "[1]", "ü/\\n", "1e-3", "'q'", "0x1f", "2020-01-01"]
+    options = {
+        rng.choice(["a", "b", "odd key", "c.d"]): rng.choice([1, 2.5, True, [1, "x"], {"z": {"y": "5"}}, *texts])
+    }
+    layer = {
+        "task": {"options": options},
+        "optim": {"learning_rate": rng.choice([1, 0.5, 1e-7])},
+        "rollout": {"stop": rng.sample(texts, 2), "group_size": rng.randint(2, 9)},
+        "engine": {"model": rng.choice(texts), "lora_targets": rng.sample(texts, 1)},
+        "algorithm": {"name": "my.module:make", "bonus": {"mode": rng.choice(["none", "cosine"])}, "kl": 0.5},
+    }
+    return {key: layer[key] for key in rng.sample(sorted(layer), rng.randint(0, 5))}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_command_of_a_cell_means_the_settings_of_its_layers_one_after_the_other(seed):
+    rng = random.Random(seed)
+    layers = [random_layer(rng) for _ in range(3)]
+    cell = cell_of("lookup", layers, Path("out dir"), ("x",), "arm", 3)
+    expected = merged("lookup")
+    for layer in layers:
+        with_changes(expected, [], block=layer)
+    expected.run.seed, expected.run.dir, expected.run.resume = 3, str(cell.folder), "auto"
+    verb, source, *overrides = shlex.split(shlex.join(cell.arguments))
+    assert (verb, source) == ("train", "lookup")
+    assert flat(load(source, overrides)) == flat(resolved(expected)) == flat(cell.config)
+
+
+def test_notes_say_what_else_differs_between_arms(written):
+    text = PLAN.replace("[budget]\nsteps = 3\n", "[budget]\n")
+    text += 'algorithm = {imitation = {update = "separate"}}\nrollout = {group_size = 16}\n'
+    notes = " ".join(read_plan(written(text)).notes)
+    assert "not the same budget: rollout.group_size is 16 in spear and 8 in base" in notes
+    assert "spear takes optimizer steps of its own" in notes
+    assert not read_plan(written(PLAN)).notes
+
+
+@pytest.mark.parametrize("key", BUDGET)
+def test_no_arm_may_change_what_the_budget_fixes(written, key):
+    section, name = BUDGET[key].split(".")
+    value = 2 if key != "minibatch_rows" else 0
+    other = 4 if key != "minibatch_rows" else 8
+    text = PLAN.replace("steps = 3", f"{key} = {value}").replace("rollout = {num_tasks = 2}\n", "")
+    assert "[budget] is for all arms alike" in refused(written(text + f"{section} = {{{name} = {other}}}\n"))
+    assert read_plan(written(text + f"{section} = {{{name} = {value}}}\n"))
+
+
+def test_cells_take_one_thread_unless_the_plan_says_otherwise(written, monkeypatch):
+    monkeypatch.setattr("spear_rl.app.compare.experiment.cells.gpus", lambda: ())
+    text = PLAN.replace('"lookup"', '"quickstart"')
+    assert {cell.config.run.threads for cell in read_plan(written(text)).cells} == {1}
+    assert all("run.threads=1" in cell.arguments for cell in read_plan(written(text)).cells)
+    text = text.replace("run = {trackers", "run = {threads = 3, trackers")
+    assert {cell.config.run.threads for cell in read_plan(written(text)).cells} == {3}
+
+
+# Shared cold starts.
+
+
+def test_blocks_that_differ_in_the_algorithm_alone_share_a_cold_start(written):
+    plan = read_plan(written("shared_cold_start = true\n" + PLAN + BLOCKS))
+    folders = [cold.folder.relative_to(plan.out) for cold in plan.cold_starts]
+    assert sorted(map(str, folders)) == sorted(f"cold_starts/{t}/seed_{s}" for t in ("short", "long") for s in (0, 1))
+    for cell in plan.cells:
+        assert cell.config.sft.episodes == 0
+        assert cell.config.engine.model == str(cell.cold_start.folder / "model")
+        assert cell.cold_start.config.run.seed == cell.seed
+        assert cell.cold_start.config.task.options == cell.config.task.options
+        assert cell.cold_start.config.sft.episodes == 16
+
+
+def test_an_arm_with_another_cold_start_has_one_of_its_own(written):
+    text = "shared_cold_start = true\n" + PLAN + "sft = {episodes = 8}\n[arms.third]\nalgorithm = {kl = 0.1}\n"
+    plan = read_plan(written(text + "[arms.none]\nsft = {episodes = 0}\n"))
+    starts = {cell.arm: cell.cold_start for cell in plan.cells if cell.seed == 0}
+    assert starts["base"] is starts["third"]
+    assert starts["spear"].folder != starts["base"].folder
+    assert starts["spear"].config.sft.episodes == 8
+    assert starts["none"] is None
+    assert len(plan.cold_starts) == 4
+
+
+def test_a_cold_start_is_run_before_the_first_cell_that_needs_it(written):
+    jobs = jobs_of(read_plan(written("shared_cold_start = true\n" + PLAN + BLOCKS)))
+    seen = set()
+    for job in jobs:
+        assert job.needs is None or id(job.needs) in seen
+        seen.add(id(job))
+    assert [job.arguments[0] for job in jobs].count("sft") == 4
+
+
+# Running.
+
+
+@contextlib.contextmanager
+def begun(path, out, is_there, *options):
+    """The command in a process of its own, once `is_there` says that it came far enough; ended afterwards."""
+    arguments = ["spear", "experiment", str(path), "--out", str(out), *options]
+    program = f"import sys; sys.executable, sys.argv = {sys.executable!r}, {arguments!r}; "
+    process = subprocess.Popen(
+        [PYTHON, "-c", f"{program}from spear_rl.cli import main; main()"], stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, env={**os.environ, "COLUMNS": "200"},
+    )  # fmt: skip
+    try:
+        deadline = time.time() + 180
+        while not is_there():
+            assert process.poll() is None, process.stdout.read()
+            assert time.time() < deadline
+            time.sleep(0.05)
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(120)
+        process.stdout.close()
+
+
+def test_the_dry_run_prints_the_commands_that_run_and_runs_none(spear, written, tmp_path, stand_in):
+    path, out = written("shared_cold_start = true\n" + PLAN + BLOCKS), tmp_path / "out with space"
+    code, printed = spear("experiment", path, "--out", out, "--dry-run")
+    assert code == 0
+    assert not stand_in()
+    assert not out.exists()
+    promised = [shlex.split(line) for line in printed.splitlines()]
+    assert all(words[0] == "spear" for words in promised)
+    assert len(promised) == 4 + 16
+    assert spear("experiment", path, "--out", out, "--jobs", 1)[0] == 0
+    assert [call["words"] for call in stand_in()] == [words[1:] for words in promised]
+    assert {call["threads"] for call in stand_in()} == {"1"}
+
+
+def test_what_is_finished_is_not_run_again(spear, written, tmp_path, stand_in):
+    path, out = written(), tmp_path / "out"
+    assert spear("experiment", path, "--out", out)[0] == 0
+    assert len(stand_in()) == 4
+    before = (out / "cells/base/seed_0/summary.json").stat().st_mtime_ns
+    (out / "report.md").unlink()
+    (out / "cells/spear/seed_1/summary.json").unlink()
+    assert spear("experiment", path, "--out", out)[0] == 0
+    assert [call["words"][-2] for call in stand_in()[4:]] == [f"run.dir={out / 'cells/spear/seed_1'}"]
+    assert (out / "cells/base/seed_0/summary.json").stat().st_mtime_ns == before
+    assert (out / "report.md").exists()
+
+
+def test_cells_of_other_settings_than_the_plans_are_refused(spear, written, tmp_path, stand_in):
+    out = tmp_path / "out"
+    assert spear("experiment", written(), "--out", out)[0] == 0
+    changed = PLAN.replace("num_tasks = 2", "num_tasks = 4")
+    code, printed = spear("experiment", written(changed), "--out", out)
+    assert code == 2
+    assert "rollout.num_tasks=2 where the plan has 4: choose another --out, or delete that folder" in printed
+    assert len(stand_in()) == 4
+    (out / "cells/base/seed_0/summary.json").unlink()  # one that is half-way is refused as well
+    assert str(out / "cells/base/seed_0") in spear("experiment", written(changed), "--out", out)[1]
+
+
+def test_a_failing_cell_is_retried_once_and_then_reported_while_the_others_go_on(
+    spear, written, tmp_path, stand_in, monkeypatch
+):
+    monkeypatch.setenv("STAND_IN_FAILS", "spear/seed_0*2")
+    out = tmp_path / "out"
+    code, printed = spear("experiment", written(), "--out", out, "--jobs", 1)
+    assert code == 1
+    assert "spear/seed_0 failed and is retried: exit code 3" in printed
+    assert "spear/seed_0 failed: exit code 3; its last line: error: no room \\x1b[31m left" in printed
+    assert len(stand_in()) == 5
+    assert "something before" in (out / "cells/spear/seed_0.log").read_text()
+    results = json.loads((out / "results.json").read_text())
+    states = {cell["cell"]: cell["state"] for cell in results["cells"]}
+    assert states == {"base/seed_0": "done", "spear/seed_0": "failed", "base/seed_1": "done", "spear/seed_1": "done"}
+    assert "1 of 4 cells have no result yet" in (out / "report.md").read_text()
+    code, printed = spear("experiment", written(), "--out", out, "--jobs", 1)  # its two failures are over
+    assert code == 0, printed
+    assert len(stand_in()) == 6
+
+
+def test_a_cell_that_fails_once_is_no_failure(spear, written, tmp_path, stand_in, monkeypatch):
+    monkeypatch.setenv("STAND_IN_FAILS", "spear/seed_0*1")
+    assert spear("experiment", written(), "--out", tmp_path / "out")[0] == 0
+    assert len(stand_in()) == 5
+
+
+def test_cells_whose_cold_start_failed_are_reported_and_not_run(spear, written, tmp_path, stand_in, monkeypatch):
+    monkeypatch.setenv("STAND_IN_FAILS", "cold_starts/seed_0*9")
+    code, printed = spear("experiment", written("shared_cold_start = true\n" + PLAN), "--out", tmp_path / "out")
+    assert code == 1
+    assert "base/seed_0 cannot run: its cold start/seed_0 failed" in printed
+    ran = [call["words"] for call in stand_in() if call["words"][0] == "train"]
+    assert len(ran) == 2
+    assert all("run.seed=1" in words for words in ran)
+
+
+def test_as_many_cells_run_at_once_as_asked(spear, written, tmp_path, stand_in, monkeypatch):
+    monkeypatch.setenv("STAND_IN_SECONDS", "1.5")
+    assert spear("experiment", written(), "--out", tmp_path / "out", "--jobs", 4)[0] == 0
+    times = [call["time"] for call in stand_in()]
+    ends = [(tmp_path / f"out/cells/{c}/summary.json").stat().st_mtime for c in ("base/seed_0", "spear/seed_0")]
+    assert max(times) < min(ends), "all four should have begun before the first ended"
+
+
+def test_two_experiments_in_one_folder_are_refused(spear, written, tmp_path, stand_in, monkeypatch):
+    monkeypatch.setenv("STAND_IN_SECONDS", "60")
+    with begun(written(), tmp_path / "out", stand_in) as process:
+        code, printed = spear("experiment", written(), "--out", tmp_path / "out")
+        assert code == 2
+        assert f"is in use by process {process.pid}" in printed
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_cells_and_says_how_to_go_on(written, tmp_path, stand_in, monkeypatch, number):
+    monkeypatch.setenv("STAND_IN_SECONDS", "60")
+    path, out = written(), tmp_path / "out"
+    with begun(path, out, lambda: len(stand_in()) == 2, "--jobs", "2") as process:
+        process.send_signal(number)
+        printed = process.stdout.read()
+        assert process.wait(60) == 128 + number
+    assert f"go on: spear experiment {path} --out {out} --jobs 2" in printed
+    assert not running(str(out))
+
+
+def running(part):
+    """Processes whose command line has this text."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if part.encode() in (folder / "cmdline").read_bytes():
+                found.append(folder.name)
+    return found
+
+
+def test_cells_that_outlive_a_killed_command_are_waited_for_and_not_run_twice(
+    spear, written, tmp_path, stand_in, monkeypatch
+):
+    """The stand-in holds no lock, so the lock of a run is held here by a process of its own."""
+    out = tmp_path / "out"
+    cell = out / "cells/base/seed_0"
+    cell.mkdir(parents=True)
+    holds = (
+        "import sys, time, pathlib; from spear_rl.io.lock import locked\n"
+        "with locked(pathlib.Path(sys.argv[1])): print('held', flush=True); time.sleep(4)\n"
+    )
+    other = subprocess.Popen([PYTHON, "-c", holds, str(cell)], stdout=subprocess.PIPE, text=True)
+    assert other.stdout.readline() == "held\n"
+    code, printed = spear("experiment", written(), "--out", out, "--jobs", 2)
+    other.wait()
+    other.stdout.close()
+    assert code == 0, printed
+    assert f"base/seed_0 is being run by process {other.pid}: waiting for it" in printed
+    assert [f"run.dir={cell}" in call["words"] for call in stand_in()].count(True) == 1
+
+
+def test_torch_is_not_imported_by_the_command(written, tmp_path):
+    program = "import sys; from spear_rl.app.compare.experiment import live, read_plan; import spear_rl.cli\n"
+    program += f"read_plan(__import__('pathlib').Path({str(written())!r})); print('torch' in sys.modules)"
+    shown = subprocess.run([PYTHON, "-c", program], capture_output=True, text=True, timeout=120)
+    assert shown.stdout.strip() == "False", shown.stderr
+
+
+# The report.
+
+
+def fabricate(folder, config, rng, *, families=("red", "gold"), level=0.5):
+    """A finished run folder of random numbers; returns what it wrote."""
+    steps = config.run.steps
+    folder.mkdir(parents=True)
+    config.run.dir = str(folder)
+    (folder / "config.toml").write_text(to_toml(config))
+    rows = [
+        {"step": n, "rollout/success": rng.random(), "rollout/episodes": 16.0, "time/step": rng.uniform(1, 2)}
+        | {"policy/optimizer_steps": float(rng.randint(1, 3)), "policy/entropy": rng.random()}
+        | {"rollout/tool_turns": rng.random(), "replay/fired": float(n > 0), "replay/buffer_size": 10.0}
+        | {"replay/eligible": float(rng.randint(0, 10)), "replay/age": 1.5}
+        for n in range(steps)
+    ]
+    evals = []
+    for n in range(steps + 1):
+        by_family = {name: {"success": rng.random()} for name in families}
+        evals.append(
+            {"step": n, "success": min(rng.random() * level * 2, 1), "low": 0.0, "high": 1.0, "by_family": by_family}
+        )
+    ages = [{"episode": "0/0", "played": 0, "age": rng.randint(1, 3), "group_success": rng.random()} for _ in range(20)]
+    write_rows(folder / "metrics.jsonl", rows)
+    write_rows(folder / "eval.jsonl", evals)
+    write_rows(folder / "draws.jsonl", [{"step": 1, "draws": ages}])
+    (folder / "summary.json").write_text(
+        json.dumps({"steps": steps, "success_before": evals[0], "success_after": evals[-1]})
+    )
+    return rows, evals
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+T_975 = {1: 12.7062047, 2: 4.3026527, 3: 3.1824463, 4: 2.7764451}
+"""Of printed tables."""
+
+
+def interval(values):
+    half = T_975[len(values) - 1] * stdev(values) / math.sqrt(len(values))
+    return mean(values) - half, mean(values) + half
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_number_of_the_table_equals_a_computation_by_hand(spear, written, tmp_path, monkeypatch, seed):
+    if seed:  # drawing takes the time
+        monkeypatch.setattr("spear_rl.app.compare.experiment.report.draw_all", lambda *_: [])
+    rng, seeds = random.Random(seed), [5, 1, 3, 8, 2][: 2 + seed]
+    out, runs = tmp_path / "out", {}
+    path = written(PLAN.replace("[0, 1]", str(seeds)) + BLOCKS)
+    for cell in read_plan(path, out).cells:
+        runs[cell.block, cell.arm, cell.seed] = fabricate(cell.folder, cell.config, rng)
+    code, printed = spear("experiment", path, "--out", out)
+    assert code == 0, printed
+    results = json.loads((out / "results.json").read_text())
+    assert [block["block"] for block in results["blocks"]] == [
+        "short / grpo",
+        "short / rloo",
+        "long / grpo",
+        "long / rloo",
+    ]
+    above = below = 0
+    shifts = {}
+    for block in results["blocks"]:
+        name = tuple(block["block"].split(" / "))
+        means = {
+            arm: {s: mean(row["success"] for row in runs[name, arm, s][1][1:]) for s in seeds}
+            for arm in ("base", "spear")
+        }
+        for entry in block["arms"]:
+            shown, own = entry["measures"], means[entry["arm"]]
+            assert shown["eval_mean"]["value"] == pytest.approx(mean(own.values()))
+            assert (shown["eval_mean"]["low"], shown["eval_mean"]["high"]) == pytest.approx(
+                interval(list(own.values()))
+            )
+            final = [runs[name, entry["arm"], s][1][-1]["success"] for s in seeds]
+            assert shown["eval_final"]["value"] == pytest.approx(mean(final))
+            for key, column in (("policy/optimizer_steps", "optimizer steps"), ("time/step", "seconds")):
+                sums = [sum(row[key] for row in runs[name, entry["arm"], s][0]) for s in seeds]
+                assert shown[column]["value"] == pytest.approx(mean(sums))
+            assert shown["episodes"]["value"] == 48
+        difference = next(d for d in block["differences"] if d["measure"] == "eval_mean")
+        by_seed = [means["spear"][s] - means["base"][s] for s in seeds]
+        assert [difference["by_seed"][str(s)] for s in seeds] == pytest.approx(by_seed)
+        low, high = interval(by_seed)
+        assert (difference["estimate"]["low"], difference["estimate"]["high"]) == pytest.approx((low, high))
+        above, below = above + (low > 0), below + (high < 0)
+        shifts[block["block"]] = mean(by_seed)
+    (summary,) = results["summary"]
+    assert (summary["above"], summary["below"], summary["blocks"]) == (above, below, 4)
+    assert summary["worst"] == pytest.approx(min(shifts.values()))
+    assert summary["worst_block"] == min(shifts, key=shifts.get)
+    names = {figure["name"] for figure in results["figures"]}
+    assert names == {
+        "success_episodes", "success_optimizer_steps", "success_seconds", "entropy", "tool_turns", "replay_age",
+        "replay_success", "gate", "families",
+    }  # fmt: skip
+    for name in [] if seed else [*names, "differences"]:
+        assert (out / "figures" / f"{name}.png").stat().st_size > 1000
+        assert "<svg" in (out / "figures" / f"{name}.svg").read_text()
+    steps = next(f for f in results["figures"] if f["name"] == "success_optimizer_steps")["lines"]["long / rloo"][
+        "base"
+    ]
+    taken = [[row["policy/optimizer_steps"] for row in runs[("long", "rloo"), "base", s][0]] for s in seeds]
+    assert steps["x"] == pytest.approx([mean(sum(run[:n]) for run in taken) for n in range(4)])
+    gate = next(f for f in results["figures"] if f["name"] == "gate")["lines"]["short / grpo"]["spear"]
+    passed = [[row["replay/eligible"] / 10 for row in runs[("short", "grpo"), "spear", s][0]] for s in seeds]
+    assert gate["mean"] == pytest.approx([mean(run[n] for run in passed) for n in range(3)])
+
+
+def test_seeds_that_an_arm_lacks_take_no_part_in_its_differences(spear, written, tmp_path):
+    rng, out, path = random.Random(0), tmp_path / "out", written(PLAN.replace("[0, 1]", "[0, 1, 2]"))
+    for cell in read_plan(path, out).cells:
+        if cell.name != "spear/seed_1":
+            fabricate(cell.folder, cell.config, rng)
+    code, printed = spear("experiment", path, "--out", out, "--report-only")
+    assert code == 0, printed
+    assert not (out / "cells/spear/seed_1").exists()
+    (block,) = json.loads((out / "results.json").read_text())["blocks"]
+    assert block["differences"][0]["by_seed"].keys() == {"0", "2"}
+    assert [arm["seeds"] for arm in block["arms"]] == [[0, 1, 2], [0, 2]]
+    assert "spear/seed\\_1" in (out / "report.md").read_text()
+
+
+def test_one_seed_has_no_interval(spear, written, tmp_path):
+    out, path = tmp_path / "out", written(PLAN.replace("[0, 1]", "[7]"))
+    for cell in read_plan(path, out).cells:
+        fabricate(cell.folder, cell.config, random.Random(cell.arm))
+    assert spear("experiment", path, "--out", out)[0] == 0
+    (block,) = json.loads((out / "results.json").read_text())["blocks"]
+    assert all(arm["measures"]["eval_mean"]["low"] is None for arm in block["arms"])
+    assert block["differences"][0]["estimate"] is None
+    assert "one seed" in (out / "report.md").read_text()
+
+
+def test_a_report_before_any_cell_is_finished_says_so(spear, written, tmp_path):
+    code, printed = spear("experiment", written(), "--out", tmp_path / "out", "--report-only")
+    assert code == 0, printed
+    assert "there is nothing to compare yet" in (tmp_path / "out/report.md").read_text()
+
+
+def test_a_damaged_cell_is_left_out_and_named(spear, written, tmp_path):
+    out, path = tmp_path / "out", written()
+    for cell in read_plan(path, out).cells:
+        fabricate(cell.folder, cell.config, random.Random(0))
+    (out / "cells/spear/seed_1/metrics.jsonl").write_text('{"step": 0}\nnonsense\n{"step": 2}\n')
+    code, printed = spear("experiment", path, "--out", out)
+    assert code == 0, printed
+    states = {cell["cell"]: cell["state"] for cell in json.loads((out / "results.json").read_text())["cells"]}
+    assert states["spear/seed_1"] == "damaged"
+
+
+def test_a_plan_changed_after_its_first_cell_is_said_in_the_report(spear, written, tmp_path, stand_in):
+    out = tmp_path / "out"
+    assert spear("experiment", written(), "--out", out)[0] == 0
+    assert "was changed after" not in (out / "report.md").read_text()
+    time.sleep(1.1)
+    assert spear("experiment", written('primary = "eval_best"\n' + PLAN), "--out", out)[0] == 0
+    report = json.loads((out / "results.json").read_text())
+    assert report["about"]["plan changed after that"]
+    assert any(
+        "the plan was changed after its first cell began" in text and "primary" in text for text in report["warnings"]
+    )
+    assert "the plan was changed after its first cell began" in (out / "report.html").read_text()
+
+
+def test_the_report_says_how_it_was_run(spear, written, tmp_path, stand_in):
+    out = tmp_path / "out"
+    assert spear("experiment", written(), "--out", out)[0] == 0
+    about = json.loads((out / "results.json").read_text())["about"]
+    assert {"spear_rl", "python", "torch", "transformers"} <= about["versions"].keys()
+    assert about["cores"] >= 1
+    assert about["cpu"]
+    assert about["plan declared"] <= about["first cell began"]
+    for text in ((out / "report.md").read_text(), (out / "report.html").read_text()):
+        assert "Does it help?" in text
+        assert re.sub(r"\W", "", "spear experiment") in re.sub(r"\W", "", text)
+        assert PLAN.strip().splitlines()[-1] in text
+
+
+HOSTILE = '<script>alert(1)</script>"><img src=http://evil.example/x onerror=a>`|$x^2$ \x1b[31m\u202e'
+
+
+def test_the_html_refers_to_nothing_outside_and_escapes_hostile_names(spear, tmp_path):
+    runs = []
+    for n, name in enumerate(["grpo", "mine<b>:make", "mine<b>:make"]):
+        config = load("lookup", ["run.steps=3", f"run.seed={n % 2}"])
+        config.algorithm.name, config.task.options = name, {"num_digits": 5, "note": HOSTILE}
+        folder = tmp_path / f"run{n}<i>"
+        fabricate(folder, config, random.Random(n), families=(HOSTILE, "&amp;"))
+        runs.append(folder)
+    code, printed = spear("experiment", *runs, "--out", tmp_path / "out")
+    assert code == 0, printed
+    assert "\x1b[31m" not in printed
+    page = (tmp_path / "out/report.html").read_text()
+    images = re.findall(r'src="data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)"', page)
+    assert len(images) >= 8
+    rest = re.sub(r'src="data:image/svg\+xml;base64,[A-Za-z0-9+/=]+"', "", page)
+    tags = set(re.findall(r"<\s*/?\s*([a-zA-Z!]+)", rest))
+    assert tags <= {
+        "!DOCTYPE", "html", "head", "meta", "title", "style", "body", "h", "ul", "li", "table", "thead", "tbody", "tr",
+        "th", "td", "figure", "img", "figcaption", "pre",
+    }  # fmt: skip
+    assert not re.search(r"<[^>]*\b(src|href|action|srcset|onerror)\s*=", rest)
+    assert "url(" not in rest
+    assert "@import" not in rest
+    assert "\x1b" not in page
+    assert "\u202e" not in page
+    for image in images:
+        svg = base64.b64decode(image).decode()
+        assert "<script" not in svg
+        assert "<image" not in svg
+    assert "<script" not in (tmp_path / "out/report.md").read_text().replace("\\<script", "")
+
+
+# Existing runs.
+
+
+def existing(tmp_path, algorithm, seed, *extra, preset="lookup"):
+    settings = ["run.steps=3", f"run.seed={seed}", f"algorithm.name={algorithm}", *extra]
+    folder = tmp_path / "_".join([algorithm, str(seed), *extra])
+    fabricate(folder, load(preset, settings), random.Random(str(folder)))
+    return folder
+
+
+def test_existing_runs_are_read_and_named_as_compare_names_them(spear, tmp_path):
+    runs = [existing(tmp_path, name, seed) for name in ("spear-grpo", "grpo") for seed in (0, 1, 2)]
+    runs += [existing(tmp_path, "spear-grpo", seed, "algorithm.imitation.max_age=9") for seed in (0, 1)]
+    code, printed = spear("experiment", *runs, "--out", tmp_path / "out")
+    assert code == 0, printed
+    results = json.loads((tmp_path / "out/results.json").read_text())
+    (block,) = results["blocks"]
+    labels = [arm["arm"] for arm in block["arms"]]
+    assert block["reference"] == "grpo"
+    assert labels == [
+        "grpo",
+        "spear-grpo [algorithm.imitation.max_age=5]",
+        "spear-grpo [algorithm.imitation.max_age=9]",
+    ]
+    assert any("not like for like: seeds are" in text for text in results["warnings"])
+    assert "not declared before running" in (tmp_path / "out/report.md").read_text()
+    spear("compare", *runs, "--out", tmp_path / "compared")
+    compared = json.loads((tmp_path / "compared/compare.json").read_text())
+    assert [arm["label"] for arm in compared["arms"]] == labels
+    final = {d["arm"]: d["estimate"] for d in block["differences"] if d["measure"] == "eval_final"}
+    for pair in compared["pairs"]:
+        if pair["base"] == "grpo":
+            assert final[pair["arm"]] == pair["difference"]
+
+
+def test_runs_of_several_tasks_are_blocks_and_unfinished_ones_are_left_out(spear, tmp_path):
+    runs = [existing(tmp_path, name, seed) for name in ("spear-grpo", "grpo") for seed in (0, 1)]
+    runs += [existing(tmp_path, "grpo", seed, "task.options.num_digits=7") for seed in (0, 1)]
+    (runs[0] / "summary.json").unlink()
+    code, printed = spear(
+        "experiment", *runs, "--out", tmp_path / "out", "--primary", "eval_best", "--reference", "grpo"
+    )
+    assert code == 0, printed
+    results = json.loads((tmp_path / "out/results.json").read_text())
+    assert [block["block"] for block in results["blocks"]] == ["lookup (num_digits=5)", "lookup (num_digits=7)"]
+    assert results["primary"] == "eval_best"
+    assert any("is left out: it is unfinished" in text for text in results["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--primary", "eval_x"], "--primary cannot be 'eval_x'"),
+        (["--reference", "nobody"], "--reference is no arm of these runs"),
+        (["--jobs", "2"], "are for a plan"),
+        (["--dry-run"], "are for a plan"),
+        (["missing"], "missing is not a folder: name one plan, or folders of runs only"),
+    ],
+)
+def test_options_that_do_not_fit_existing_runs_are_refused(spear, tmp_path, arguments, says):
+    run = existing(tmp_path, "grpo", 0)
+    code, printed = spear("experiment", run, *arguments, "--out", tmp_path / "out")
+    assert (code, says in printed) == (2, True), printed
+
+
+def test_a_plan_declares_its_measure_itself(spear, written, tmp_path):
+    code, printed = spear("experiment", written(), "--primary", "eval_best")
+    assert code == 2
+    assert "are declared in a plan" in printed
+
+
+# Real cells.
+
+REAL = """
+preset = "lookup"
+seeds = [3]
+reference = "base"
+shared_cold_start = true
+[budget]
+steps = 4
+[settings]
+run = {trackers = ["jsonl"], checkpoint_every = 1}
+sft = {episodes = 32, epochs = 1}
+eval = {tasks = 8, every = 2}
+rollout = {num_tasks = 4}
+[arms.base]
+algorithm = {bonus = {mode = "none"}, imitation = {enabled = false}}
+[arms.spear]
+algorithm = {imitation = {update = "separate", warm_steps = 1}}
+optim = {num_minibatches = 2}
+"""
+
+
+@pytest.mark.slow
+def test_a_shared_cold_start_gives_all_arms_the_same_evaluation_before_rl(spear, written, tmp_path):
+    out = tmp_path / "out"
+    code, printed = spear("experiment", written(REAL), "--out", out, "--jobs", 1)
+    assert code == 0, printed
+    base, own = out / "cells/base/seed_3", out / "cells/spear/seed_3"
+    assert logged(base, "eval.jsonl")[0] == logged(own, "eval.jsonl")[0]
+    texts = [(run / "evaluations/step_000000.jsonl").read_text() for run in (base, own)]
+    assert texts[0] == texts[1]
+    fired = [row["replay/fired"] for row in logged(own)]
+    assert [row["policy/optimizer_steps"] for row in logged(base)] == [1] * 4
+    assert [row["policy/optimizer_steps"] for row in logged(own)] == [2 + 2 * now for now in fired]
+    assert any(fired)
+    draws = [draw for row in logged(own, "draws.jsonl") for draw in row["draws"]]
+    assert all(0 < draw["group_success"] <= 1 for draw in draws if draw["success"])
+    (block,) = json.loads((out / "results.json").read_text())["blocks"]
+    assert block["arms"][1]["measures"]["optimizer steps"]["value"] == 8 + 2 * sum(fired)
+    assert "not the same budget: optim.num_minibatches is 2 in spear and 1 in base" in printed
+    # What a cell did alone, by the command of the dry run in another process, is what it did here.
+    (line,) = [line for line in commands(read_plan(written(REAL), out)) if "cells/base" in line]
+    words = [word.replace(str(base), str(tmp_path / "alone")) for word in shlex.split(line)]
+    assert spear(*words[1:])[0] == 0
+    assert logged(tmp_path / "alone") == logged(base)
+
+
+@pytest.mark.slow
+def test_an_experiment_ends_as_if_nobody_had_killed_its_cells_and_its_command(spear, written, tmp_path):
+    path, plain, out = written(REAL.replace("steps = 4", "steps = 30")), tmp_path / "plain", tmp_path / "out"
+    assert spear("experiment", path, "--out", plain, "--jobs", 2)[0] == 0
+
+    def steps(arm):
+        metrics = out / f"cells/{arm}/seed_3/metrics.jsonl"
+        return len(metrics.read_text().splitlines()) if metrics.exists() else 0
+
+    with begun(path, out, lambda: steps("base") >= 3, "--jobs", "1") as process:
+        (cell,) = [int(pid) for pid in running(str(out / "cells/base")) if int(pid) != process.pid]
+        os.kill(cell, signal.SIGKILL)
+        deadline = time.time() + 120
+        while time.time() < deadline and not (steps("base") == 30 and steps("spear") >= 3):
+            time.sleep(0.05)
+        process.kill()  # its cell goes on without it
+        process.wait()
+    code, printed = spear("experiment", path, "--out", out, "--jobs", 2)
+    assert code == 0, printed
+    for arm in ("base", "spear"):
+        assert logged(out / f"cells/{arm}/seed_3") == logged(plain / f"cells/{arm}/seed_3")
+        assert logged(out / f"cells/{arm}/seed_3", "eval.jsonl") == logged(plain / f"cells/{arm}/seed_3", "eval.jsonl")
+
+
+@pytest.mark.slow
+def test_a_stopped_experiment_saves_its_cells_and_goes_on(spear, written, tmp_path):
+    path, out = written(REAL.replace("steps = 4", "steps = 200")), tmp_path / "out"
+    metrics = out / "cells/base/seed_3/metrics.jsonl"
+    with begun(
+        path, out, lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 2, "--jobs", "2"
+    ) as process:
+        process.send_signal(signal.SIGINT)
+        printed = process.stdout.read()
+        assert process.wait(120) == 130
+    assert "go on: spear experiment" in printed
+    assert not running(str(out))
+    assert "stopped at step" in (out / "cells/base/seed_3.log").read_text()
+
+
+def test_the_example_plans_are_sound():
+    for path in sorted((ROOT / "experiments").glob("*.toml")):
+        assert read_plan(path).cells
