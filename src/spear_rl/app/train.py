@@ -4,7 +4,9 @@ import json
 import os
 import platform
 import random
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -179,19 +181,26 @@ def sft_from(config: Config, callbacks: Sequence[Callback] = (), *, stop: Stop |
 
 
 def _evaluated(
-    config: Config, engine: TrainableEngine, player: Player, tasks: Sequence[Task], step: int, name: str
+    config: Config, engine: TrainableEngine, player: Player, panels: Mapping[str, Sequence[Task]], step: int, name: str
 ) -> Evaluation | None:
-    """An evaluation of a run, if it has any, whose episodes are kept under `name`."""
-    if not tasks:
-        return None
-    path = Path(config.run.dir) / EVALUATIONS / f"{name}.jsonl"
-    keep = partial(write_evaluation, path, step=step, split=config.eval.split)
-    has_texts = bool(config.run.trajectories_every)
-    return evaluated(config, engine, player, tasks, step=step, on_played=keep if has_texts else None)
+    """An evaluation of a run on its panels by split, if it has any; the episodes are kept under `name`."""
+    found: dict[str, Evaluation] = {}
+    for split, tasks in panels.items():
+        prefix = "" if split == config.eval.split else "also_" + re.sub(r"[^\w.-]", "_", f"{split[:100]}_")
+        path = Path(config.run.dir) / EVALUATIONS / f"{prefix}{name}.jsonl"
+        keep = partial(write_evaluation, path, step=step, split=split)
+        on_played = keep if config.run.trajectories_every else None
+        found[split] = evaluated(config, engine, player, tasks, step=step, on_played=on_played)
+    main = found.pop(config.eval.split, None)
+    also = {split: other.rate | {"reward": other.reward, "turns": other.turns} for split, other in found.items()}
+    return replace(main, also=also) if main else None
 
 
-def _held_out(config: Config) -> Sequence[Task]:
-    return tasks_of(config, config.eval.split, count=config.eval.tasks) if config.eval.tasks else []
+def _held_out(config: Config) -> dict[str, Sequence[Task]]:
+    """Split -> its tasks to evaluate on: that of eval.split first."""
+    asked = {config.eval.split: "eval.split"} | dict.fromkeys(config.eval.also, "eval.also")
+    count = config.eval.tasks
+    return {split: tasks_of(config, split, count=count, key=key) for split, key in asked.items()} if count else {}
 
 
 def _cold_start(config: Config, engine: TrainableEngine, start: Start, settings: str, stop: Stop) -> ColdStart:
@@ -295,6 +304,7 @@ def _summary(
         "steps": steps,
         "success_before": before.rate if before else None,
         "success_after": after.rate if after else None,
+        **({"also_after": after.also} if after and after.also else {}),
         "seconds": {name.removeprefix("time/"): round(value, 2) for name, value in seconds.items()},
         "versions": versions(*PACKAGES),
         "hardware": {"machine": platform.machine(), "threads": torch.get_num_threads(), "device": name},
