@@ -30,6 +30,7 @@ METRICS = {
     "replay/turns": "Turns that were drawn in this step (algorithm.imitation.unit=turns).",
     "replay/age": "Mean number of steps since the drawn episodes were played.",
     "replay/advantage": "Mean A' of the drawn episodes: recalibrated against today's baseline, decayed by age.",
+    "replay/group_success": "Mean success of the drawn episodes' own groups when they were played.",
     "replay/reward": "Mean reward of the drawn episodes, by the task alone.",
 }
 """What `SelfImitation.draw` reports."""
@@ -51,6 +52,8 @@ class Remembered:
     task: str = ""
     number: int = -1
     """Its place among the episodes of its step, which is its line in a dump of that step; -1 is unknown."""
+    group_success: float = -1.0
+    """Success of its group when it was played; -1 is unknown."""
 
     @property
     def advantage(self) -> float:
@@ -150,6 +153,8 @@ class SelfImitation:
             "replay/advantage": fmean(today),
             "replay/reward": fmean(s.reward for s in drawn),
         }
+        if known := [s.item.group_success for s in drawn if s.item.group_success >= 0]:
+            metrics["replay/group_success"] = fmean(known)
         return Replay(
             trajectories=[s.item.trajectory for s in drawn],
             turn_advantages=[[a + part for part in s.item.step_parts] for a, s in zip(today, drawn, strict=True)],
@@ -195,7 +200,9 @@ class SelfImitation:
         deciding = self.admission(groups) if self.admission else turn_advantages
         parts = self.step_parts(groups) if self.step_parts else [[0.0] * len(t.turns) for t, _ in played]
         remembered = [
-            Remembered(t, list(a), list(why), list(part), group.info.get("family", ""), group.task_id, number)
+            Remembered(
+                t, list(a), list(why), list(part), group.info.get("family", ""), group.task_id, number, group.success
+            )
             for number, ((t, group), a, why, part) in enumerate(zip(played, deciding, reasons, parts, strict=True))
             if not all(why) and (t.num_tool_turns or not self.require_tool)
         ]

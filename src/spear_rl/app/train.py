@@ -16,6 +16,7 @@ import torch
 from spear_rl.app.build.cautions import RewardWatch, cautions
 from spear_rl.app.build.rollout import Player, eval_sampling_of, tasks_of
 from spear_rl.app.build.training import algorithm_of, engine_of, policy_in_folder
+from spear_rl.app.build.warnings import RunWatch
 from spear_rl.app.config import Config, resolved
 from spear_rl.app.resume import CONFIG, Start, resumes, settings_text, start_of
 from spear_rl.engines.base import NonFiniteLossError, TrainableEngine
@@ -28,7 +29,7 @@ from spear_rl.io.record import PACKAGES, RECORD, about, new_start, read_record, 
 from spear_rl.io.signals import Stop
 from spear_rl.rollout.env import Task
 from spear_rl.settings.fields import flat
-from spear_rl.train.callbacks import Callback, Event
+from spear_rl.train.callbacks import WARNINGS, Callback, Event
 from spear_rl.train.checkpoint import COLD_START, MANIFEST, checked_manifest, remove_leftovers, write_folder
 from spear_rl.train.cold_start import ColdStart, warmup_then_cosine
 from spear_rl.train.critic import critic_engine
@@ -111,6 +112,7 @@ def train_from(config: Config, callbacks: Sequence[Callback] = (), *, stop: Stop
                     *callbacks,
                     partial(_discard_cold_start, run_dir),
                     *([RewardWatch(config, callbacks)] if is_new else []),
+                    RunWatch(config, run_dir, [trackers, *callbacks]),
                 ],
                 settings=settings,
                 stop=stop,
@@ -258,7 +260,8 @@ def _open(config: Config, settings: str, start: Start, trackers: Trackers, callb
             _discard_cold_start(run_dir)
         notes += mend_rows(run_dir / "metrics.jsonl", from_step=start.step, complete=is_resumed)
         notes += mend_rows(run_dir / "eval.jsonl", from_step=start.eval_step)
-        notes += mend_rows(run_dir / DRAWS, from_step=start.step)
+        for name in (DRAWS, WARNINGS):
+            notes += mend_rows(run_dir / name, from_step=start.step)
         remove_later(run_dir, start.step, eval_step=start.eval_step)
         write_whole(run_dir / CONFIG, settings)
     record = read_record(run_dir)

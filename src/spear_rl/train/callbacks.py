@@ -13,6 +13,9 @@ from spear_rl.io.files import writing
 from spear_rl.io.jsonl import append_row
 from spear_rl.types import Metrics
 
+WARNINGS = "warnings.jsonl"
+"""Of a run folder: what went wrong by the metrics, a row per step that brought a warning."""
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
