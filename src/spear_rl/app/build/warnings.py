@@ -80,8 +80,8 @@ class Rules:
         if self._num_steps <= START:
             self._first.append(metrics)
         self._latest.append(metrics)
-        stored, fired = (_number(metrics, f"replay/{name}") for name in ("buffer_size", "fired"))
-        self._had_stored = not fired > 0 and (self._had_stored or stored > 0)
+        is_emptied = self._config.algorithm.imitation.draw == "when_full" and _number(metrics, "replay/fired") > 0
+        self._had_stored = not is_emptied and (self._had_stored or _number(metrics, "replay/buffer_size") > 0)
         if self._num_steps < WINDOW:
             return {}
         texts = {kind: check() for kind, check in self._checks.items()}

@@ -76,7 +76,8 @@ def _lines(run_dir: Path) -> list[str]:
 def _warnings(run_dir: Path) -> list[str]:
     """What the run warned of while it trained, one line per warning."""
     rows = read_rows(run_dir / WARNINGS)
-    found = [(step, given) for step, row in rows.by_step.items() for given in row.get("warnings") or ()]
+    lists = {step: row["warnings"] for step, row in rows.by_step.items() if isinstance(row.get("warnings"), list)}
+    found = [(step, given) for step, warnings in lists.items() for given in warnings]
     texts = [f"  step {step}: {given['text']}" for step, given in found if isinstance(given, dict) and "text" in given]
     return [*rows.sentences(WARNINGS), *(["", "warnings:", *texts] if texts else [])]
 
