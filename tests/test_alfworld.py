@@ -21,13 +21,15 @@ from typing import Any
 import pytest
 
 from household_worlds import write_problem
+from spear_rl.app.build.rollout import tasks_of
+from spear_rl.app.config import load
 from spear_rl.envs import ENVIRONMENTS, alfworld, household
 from spear_rl.envs.alfworld import gamefile, games, manifest, panel, stock
 from spear_rl.envs.alfworld.gamefile import read_game_file
 from spear_rl.envs.household.experts import optimal_commands
 from spear_rl.envs.household.generator import generated_problem
 from spear_rl.envs.household.rules.game import game_tables, grounded_game
-from spear_rl.errors import MissingExtraError
+from spear_rl.errors import ConfigError, MissingExtraError
 from spear_rl.io import cache as store
 from spear_rl.testing import check_environment
 
@@ -100,6 +102,106 @@ def test_the_panel_takes_turns_in_the_types_whatever_the_folder_is_called(data: 
     moved = tmp_path / "elsewhere"
     shutil.copytree(data, moved)
     assert [task.id for task in alfworld.tasks("train", data=str(moved))] == [task.id for task in tasks]
+
+
+def scene_of(task: Any) -> int:
+    return int(task.id.split("/")[2].rpartition("-")[2])
+
+
+@pytest.fixture
+def rooms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Training games in three scenes of each type of room, two in the first of them, and a validation game."""
+    folder = tmp_path / "rooms"
+    for number, scene in enumerate([1, 2, 30, 201, 202, 230, 301, 302, 330, 401, 402, 430]):
+        family = household.FAMILIES[number % 6]
+        for trial in range(1 + (scene % 100 == 1)):
+            task = folder / "json_2.1.1" / "train" / f"{family}-Thing-None-Place-{scene}"
+            write_game(task / f"trial_T{trial}", number)
+    write_game(folder / "json_2.1.1" / "valid_seen" / "pick_two_obj_and_place-Thing-None-Place-1" / "trial_T9", 3)
+    monkeypatch.setenv("ALFWORLD_DATA", str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("chosen", [[1], [430, 201], [2, 2, 301], (302,), 1, 2])
+@pytest.mark.parametrize("order", ["turns", "sorted"])
+def test_train_and_held_out_share_the_training_games_by_scene(chosen: Any, order: str, rooms: Path) -> None:
+    everything = {task.id: task.make_env().reset() for task in alfworld.tasks("train")}
+    train = alfworld.tasks("train", hold_out_scenes=chosen, order=order)
+    held_out = alfworld.tasks("held_out", hold_out_scenes=chosen, order=order)
+    assert sorted(task.id for task in [*train, *held_out]) == sorted(everything)
+    assert {task.id: task.make_env().reset() for task in [*train, *held_out]} == everything
+    scenes = {scene_of(task) for task in held_out}
+    assert scenes.isdisjoint(scene_of(task) for task in train)
+    if isinstance(chosen, int):
+        assert sorted(scene // 100 for scene in scenes) == sorted([0, 2, 3, 4] * chosen)
+        assert train
+    else:
+        assert scenes == set(chosen)
+
+
+def test_held_out_scenes_by_number_grow_and_do_not_depend_on_types(rooms: Path) -> None:
+    one, two = ({scene_of(t) for t in alfworld.tasks("held_out", hold_out_scenes=n)} for n in (1, 2))
+    assert one < two
+    for family in alfworld.TYPES:
+        assert {scene_of(t) for t in alfworld.tasks("held_out", hold_out_scenes=2, types=[family])} <= two
+        assert two.isdisjoint(scene_of(t) for t in alfworld.tasks("train", hold_out_scenes=2, types=[family]))
+
+
+def test_other_splits_do_not_know_of_held_out_scenes(rooms: Path) -> None:
+    whole = [task.id for task in alfworld.tasks("valid_seen")]
+    assert [task.id for task in alfworld.tasks("validation", hold_out_scenes=[1])] == whole
+    for off in (0, [], ()):
+        assert len(alfworld.tasks("train", hold_out_scenes=off)) == 16
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([1, 3], "no training game is in scene 3; there is 1-2, 30, 201-202, 230, 301-302, 330, 401-402, 430"),
+        (3, "too many: the training games have 3 .* scenes, and one must be left"),
+        (301, r"for scene 301 alone write \[301\]"),
+        ([1, 2, 30, 201, 202, 230, 301, 302, 330, 401, 402, 430], "leaves no game to train on"),
+        ("5,301", r"takes a number, or a list of numbers, e.g. hold_out_scenes=\[1, 2\]; got '5,301'"),
+        (["1"], "takes a whole number"),
+        ([True], "takes a whole number"),
+        (-1, "must be 0 or more"),
+        (1.5, "takes a whole number"),
+    ],
+)
+@pytest.mark.parametrize("split", ["train", "held_out"])
+def test_scenes_that_cannot_be_held_out_are_refused_in_one_sentence(
+    split: str, value: Any, message: str, rooms: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        tasks_of(load(None, ["task.env=alfworld"], block={"task": {"options": {"hold_out_scenes": value}}}), split)
+    assert str(caught.value).startswith("task.options")
+
+
+def test_held_out_needs_scenes_and_an_environment_that_has_it(rooms: Path) -> None:
+    for env in ("alfworld", "lookup", "household"):
+        with pytest.raises(ConfigError, match=f"^eval.split cannot be 'held_out' with {env}: "):
+            tasks_of(load(None, [f"task.env={env}", "eval.split=held_out"]), "held_out", key="eval.split")
+
+
+def test_the_manifest_knows_held_out_scenes(rooms: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for value in ("2", "[301, 1]"):
+        assert manifest.main(["held_out", "--hold-out-scenes", value]) == 0
+        written = json.loads(capsys.readouterr().out)
+        held_out = alfworld.tasks("held_out", hold_out_scenes=json.loads(value), order="sorted")
+        assert (written["split"], list(written["games"])) == ("held_out", [task.id for task in held_out])
+    assert manifest.main(["held_out"]) == 2
+
+
+REAL = Path(os.environ.get("ALFWORLD_DATA", "")) / "json_2.1.1" / "train"
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="needs ALFWorld's games in $ALFWORLD_DATA")
+def test_the_real_training_games_have_27_scenes_of_each_type_of_room() -> None:
+    data = str(REAL.parent.parent)
+    train = alfworld.tasks("train", data=data, hold_out_scenes=4)
+    held_out = alfworld.tasks("held_out", data=data, hold_out_scenes=4)
+    assert (len(train), len(held_out), len({scene_of(task) for task in held_out})) == (3078, 475, 16)
+    assert len({scene_of(task) for task in train}) == 4 * 23
 
 
 def test_types_can_be_chosen(data: Path) -> None:

@@ -328,6 +328,47 @@ def test_a_run_evaluates_every_task_as_often_as_eval_samples_says_and_so_does_sp
     assert "k" not in result_of("random", "--config", "lookup", "--set", "eval.samples=2", "--episodes", 3)
 
 
+def test_a_run_evaluates_on_further_splits_and_reports_them_by_name(spear, tmp_path):
+    small = ["run.steps=4", "eval.every=2", "sft.episodes=40", "sft.epochs=1", "rollout.num_tasks=2", "eval.tasks=6"]
+    alone, both = tmp_path / "alone", tmp_path / "both"
+    code, text = spear("train", "lookup", f"run.dir={alone}", *small, "run.threads=1")
+    assert code == 0, text
+    code, text = spear("train", "lookup", f"run.dir={both}", *small, "run.threads=1", 'eval.also=["test", "train"]')
+    assert code == 0, text
+    rows = logged(both, "eval.jsonl")
+    assert [row["step"] for row in rows] == [0, 2, 4]
+    assert [{k: v for k, v in row.items() if k != "also"} for row in rows] == logged(alone, "eval.jsonl")
+    assert logged(both) == logged(alone)  # training is the same
+    for row in rows:
+        assert list(row["also"]) == ["test", "train"]
+        for split, rate in row["also"].items():
+            assert rate["episodes"] == 6
+            assert rate["low"] <= rate["success"] <= rate["high"]
+            assert f"{split} success {rate['success']:.1%} ({rate['low']:.1%} to {rate['high']:.1%})" in text
+            path = both / "evaluations" / f"also_{split}_step_{row['step']:06d}.jsonl"
+            episodes = [json.loads(line) for line in path.read_text().splitlines()]
+            assert [(e["split"], e["step"]) for e in episodes] == [(split, row["step"])] * 6
+            assert sum(e["success"] for e in episodes) / 6 == pytest.approx(rate["success"])
+    summary = json.loads((both / "summary.json").read_text())
+    assert summary["also_after"] == rows[-1]["also"]
+    assert "also_after" not in json.loads((alone / "summary.json").read_text())
+    code, text = spear("show", both, "--split", "test", "--step", "2")
+    assert code == 0
+    assert "step 2" in text
+    assert [path.name for path in both.glob("evaluations/*_step_000004.jsonl")]
+    code, text = spear("train", f"run.dir={both}", "run.resume=true", "run.steps=6", "eval.also=[]", "eval.every=0")
+    assert code == 0, text
+    assert "also" not in logged(both, "eval.jsonl")[-1]
+
+
+def test_a_split_is_not_evaluated_twice_nor_one_that_the_environment_lacks(spear, tmp_path):
+    code, text = spear("train", "lookup", f"run.dir={tmp_path / 'run'}", 'eval.also=["validation"]')
+    assert (code, "eval.also: validation is evaluated already" in text) == (2, True)
+    code, text = spear("train", "lookup", f"run.dir={tmp_path / 'run'}", 'eval.also=["valid_seen"]')
+    assert (code, "eval.also cannot be 'valid_seen' with lookup" in text) == (2, True)
+    assert not (tmp_path / "run").exists()
+
+
 def test_evaluations_sample_with_their_own_top_p_or_with_that_of_training():
     from spear_rl.app.build.rollout import eval_sampling_of, sampling_of
     from spear_rl.app.config import load

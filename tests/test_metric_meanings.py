@@ -27,7 +27,8 @@ NO_REPLAY = ["run.steps=1", "sft.episodes=0", "rollout.num_tasks=2", "rollout.gr
 TRAININGS: dict[str, list[str]] = {
     "everything on": [
         "lookup", "algorithm.name=spear-dr-bot-gigpo", "algorithm.kl=0.01", "algorithm.covariance.on_policy=clip",
-        "algorithm.imitation.unit=turns", "engine.importance_cap=2", "algorithm.entropy_bonus=0.01", *EVENLY,
+        "algorithm.imitation.unit=turns", "engine.importance_cap=2",
+        "algorithm.entropy_bonus=0.01", 'eval.also=["test"]', *EVENLY,
     ],
     "KL-Cov, replay apart": [
         "lookup", "algorithm.name=spear-grpo", "algorithm.covariance.on_policy=kl", "algorithm.covariance.replay=kl",

@@ -154,6 +154,16 @@ class Group:
         """Whether it began near the end of a win, so that its success says little about the whole task."""
         return any(t.num_given for t in self.trajectories)
 
+    @property
+    def success(self) -> float:
+        """Share of its episodes that solved the task."""
+        return fmean(t.success for t in self.trajectories) if self.trajectories else 0.0
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether all episodes have the same reward by the task alone, so that they cannot be compared."""
+        return len({t.reward for t in self.trajectories}) < 2
+
 
 def mean_measures(played: Sequence[Trajectory]) -> Metrics:
     """The mean of every measure that some episode has; an episode without a turn counts 0."""

@@ -103,12 +103,14 @@ class LiveConsole:
             self._live.stop()
 
     def __call__(self, event: Event) -> None:
-        metrics = event.metrics or {}
+        metrics: Mapping[str, Any] = event.metrics or {}
         if event.kind == "note":
             self._console.print(event.text, soft_wrap=True)
         elif event.kind == "eval":
-            rate = f"{metrics['success']:.1%} ({metrics['low']:.1%} to {metrics['high']:.1%})"
-            self._console.print(f"held-out success {rate} at step {event.step}", style="bold", soft_wrap=True)
+            rates: dict[str, Any] = {"held-out": metrics, **metrics.get("also", {})}
+            for name, rate in rates.items():
+                figures = f"{rate['success']:.1%} ({rate['low']:.1%} to {rate['high']:.1%})"
+                self._console.print(f"{name} success {figures} at step {event.step}", style="bold", soft_wrap=True)
         elif event.kind == "sft":
             with self._lock:
                 phase = self._phases.setdefault("cold start", _Phase("cold start"))

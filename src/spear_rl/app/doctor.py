@@ -92,7 +92,7 @@ def engine(config: Config) -> Iterator[tuple[str, str]]:
 
 def tasks(config: Config) -> tuple[str, str]:
     """(the tasks that this configuration plays, why there are none; empty if there are)."""
-    splits = dict.fromkeys(["train", *([config.eval.split] if config.eval.tasks else [])])
+    splits = dict.fromkeys(["train", *([config.eval.split, *config.eval.also] if config.eval.tasks else [])])
     try:
         found = [f"{len(tasks_of(config, split)):,} {split}" for split in splits]
     except UserError as error:

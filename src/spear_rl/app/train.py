@@ -4,7 +4,9 @@ import json
 import os
 import platform
 import random
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 from spear_rl.app.build.cautions import RewardWatch, cautions
 from spear_rl.app.build.rollout import Player, eval_sampling_of, tasks_of
 from spear_rl.app.build.training import algorithm_of, engine_of, policy_in_folder
+from spear_rl.app.build.warnings import RunWatch
 from spear_rl.app.config import Config, resolved
 from spear_rl.app.resume import CONFIG, Start, resumes, settings_text, start_of
 from spear_rl.engines.base import NonFiniteLossError, TrainableEngine
@@ -26,7 +29,7 @@ from spear_rl.io.record import PACKAGES, RECORD, about, new_start, read_record, 
 from spear_rl.io.signals import Stop
 from spear_rl.rollout.env import Task
 from spear_rl.settings.fields import flat
-from spear_rl.train.callbacks import Callback, Event
+from spear_rl.train.callbacks import WARNINGS, Callback, Event
 from spear_rl.train.checkpoint import COLD_START, MANIFEST, checked_manifest, remove_leftovers, write_folder
 from spear_rl.train.cold_start import ColdStart, warmup_then_cosine
 from spear_rl.train.critic import critic_engine
@@ -109,6 +112,7 @@ def train_from(config: Config, callbacks: Sequence[Callback] = (), *, stop: Stop
                     *callbacks,
                     partial(_discard_cold_start, run_dir),
                     *([RewardWatch(config, callbacks)] if is_new else []),
+                    RunWatch(config, run_dir, [trackers, *callbacks]),
                 ],
                 settings=settings,
                 stop=stop,
@@ -179,19 +183,26 @@ def sft_from(config: Config, callbacks: Sequence[Callback] = (), *, stop: Stop |
 
 
 def _evaluated(
-    config: Config, engine: TrainableEngine, player: Player, tasks: Sequence[Task], step: int, name: str
+    config: Config, engine: TrainableEngine, player: Player, panels: Mapping[str, Sequence[Task]], step: int, name: str
 ) -> Evaluation | None:
-    """An evaluation of a run, if it has any, whose episodes are kept under `name`."""
-    if not tasks:
-        return None
-    path = Path(config.run.dir) / EVALUATIONS / f"{name}.jsonl"
-    keep = partial(write_evaluation, path, step=step, split=config.eval.split)
-    has_texts = bool(config.run.trajectories_every)
-    return evaluated(config, engine, player, tasks, step=step, on_played=keep if has_texts else None)
+    """An evaluation of a run on its panels by split, if it has any; the episodes are kept under `name`."""
+    found: dict[str, Evaluation] = {}
+    for split, tasks in panels.items():
+        prefix = "" if split == config.eval.split else "also_" + re.sub(r"[^\w.-]", "_", f"{split[:100]}_")
+        path = Path(config.run.dir) / EVALUATIONS / f"{prefix}{name}.jsonl"
+        keep = partial(write_evaluation, path, step=step, split=split)
+        on_played = keep if config.run.trajectories_every else None
+        found[split] = evaluated(config, engine, player, tasks, step=step, on_played=on_played)
+    main = found.pop(config.eval.split, None)
+    also = {split: other.rate | {"reward": other.reward, "turns": other.turns} for split, other in found.items()}
+    return replace(main, also=also) if main else None
 
 
-def _held_out(config: Config) -> Sequence[Task]:
-    return tasks_of(config, config.eval.split, count=config.eval.tasks) if config.eval.tasks else []
+def _held_out(config: Config) -> dict[str, Sequence[Task]]:
+    """Split -> its tasks to evaluate on: that of eval.split first."""
+    asked = {config.eval.split: "eval.split"} | dict.fromkeys(config.eval.also, "eval.also")
+    count = config.eval.tasks
+    return {split: tasks_of(config, split, count=count, key=key) for split, key in asked.items()} if count else {}
 
 
 def _cold_start(config: Config, engine: TrainableEngine, start: Start, settings: str, stop: Stop) -> ColdStart:
@@ -249,7 +260,8 @@ def _open(config: Config, settings: str, start: Start, trackers: Trackers, callb
             _discard_cold_start(run_dir)
         notes += mend_rows(run_dir / "metrics.jsonl", from_step=start.step, complete=is_resumed)
         notes += mend_rows(run_dir / "eval.jsonl", from_step=start.eval_step)
-        notes += mend_rows(run_dir / DRAWS, from_step=start.step)
+        for name in (DRAWS, WARNINGS):
+            notes += mend_rows(run_dir / name, from_step=start.step)
         remove_later(run_dir, start.step, eval_step=start.eval_step)
         write_whole(run_dir / CONFIG, settings)
     record = read_record(run_dir)
@@ -295,6 +307,7 @@ def _summary(
         "steps": steps,
         "success_before": before.rate if before else None,
         "success_after": after.rate if after else None,
+        **({"also_after": after.also} if after and after.also else {}),
         "seconds": {name.removeprefix("time/"): round(value, 2) for name, value in seconds.items()},
         "versions": versions(*PACKAGES),
         "hardware": {"machine": platform.machine(), "threads": torch.get_num_threads(), "device": name},

@@ -96,7 +96,8 @@ def spans(numbers: Iterable[int]) -> str:
 
 def flush_rows(run_dir: Path) -> None:
     """Flush all rows of a run to disk."""
-    for path in (run_dir / "metrics.jsonl", run_dir / "eval.jsonl", run_dir / "draws.jsonl"):
+    for name in ("metrics.jsonl", "eval.jsonl", "draws.jsonl", "warnings.jsonl"):
+        path = run_dir / name
         with writing(path):
             if path.is_file():
                 flush(path)

@@ -133,11 +133,15 @@ def checked(value: Any, hint: Any, key: str, helps: Callable[[], dict[str, str]]
         words = [word for a in arguments if typing.get_origin(a) is Literal for word in typing.get_args(a)]
         if isinstance(value, str) and value in words:
             return value
-        if not words and (value is None or value == "none"):
+        if type(None) in arguments and (value is None or value == "none"):
             return None
         if words and not isinstance(value, arguments[0]):
             raise ConfigError(f"{key} takes {described(hint)}; got {shown(value)}")
-        value = checked(value, next(a for a in arguments if a is not type(None)), key)
+        lists = [a for a in arguments if typing.get_origin(_parts(a)[0]) in (list, Sequence)]
+        is_list = bool(lists) and isinstance(value, Sequence) and not isinstance(value, str)
+        if lists and isinstance(value, str):
+            raise ConfigError(f"{key} takes a number, or a list of numbers, e.g. {key}=[1, 2]; got {shown(value)}")
+        value = checked(value, lists[0] if is_list else next(a for a in arguments if a is not type(None)), key)
     elif origin is Literal:
         if not isinstance(value, str) or value not in arguments:
             known = helps() or dict.fromkeys(arguments, "")

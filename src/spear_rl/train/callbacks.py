@@ -4,7 +4,7 @@ import io
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +12,9 @@ from typing import Any, Literal
 from spear_rl.io.files import writing
 from spear_rl.io.jsonl import append_row
 from spear_rl.types import Metrics
+
+WARNINGS = "warnings.jsonl"
+"""Of a run folder: what went wrong by the metrics, a row per step that brought a warning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +44,14 @@ class JsonLines:
 
 
 def scalars(event: Event) -> dict[str, float]:
-    """The numbers of an event by the name of their curve; those of an evaluation begin with eval/."""
+    """The numbers of an event by the name of their curve; of an evaluation eval/, of eval.also eval/SPLIT/."""
     prefix = {"sft": "", "step": "", "eval": "eval/"}.get(event.kind)
     if prefix is None:
         return {}
-    return {f"{prefix}{name}": float(v) for name, v in (event.metrics or {}).items() if isinstance(v, int | float)}
+    metrics: Mapping[str, Any] = event.metrics or {}
+    others = metrics.get("also", {}) if event.kind == "eval" else {}
+    numbers = {f"{prefix}{name}": float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+    return numbers | {f"eval/{split}/{name}": float(v) for split, rate in others.items() for name, v in rate.items()}
 
 
 class TensorBoard:

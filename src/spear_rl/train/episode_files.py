@@ -166,6 +166,6 @@ def remove_later(run_dir: Path, step: int, *, eval_step: int) -> None:
     """Delete the episodes of steps that a resumed run takes again, as other settings may dump other steps."""
     for folder, first in ((TRAJECTORIES, step), (EVALUATIONS, eval_step)):
         for path in (run_dir / folder).glob("*.jsonl"):
-            named = re.fullmatch(r"(?:step|replayed)_(\d{6,18})\.jsonl", path.name)
+            named = re.fullmatch(r"(?:step|replayed|also_[\w.-]+_step)_(\d{6,18})\.jsonl", path.name)
             if named and int(named[1]) >= first and path.is_file():
                 path.unlink()

@@ -21,6 +21,8 @@ METRICS = {
     "eval/by_family": "Success with its interval and number of episodes, per family; in eval.jsonl only.",
     "eval/solved": "Share of its episodes that succeeded, per task id; in eval.jsonl only.",
     "eval/stops": "Number of episodes per reason why they ended; in eval.jsonl only.",
+    "eval/also": "Success with its interval, episodes, reward and turns, per split of eval.also; in eval.jsonl only.",
+    "eval/{split}/{name}": "The same as curves: success, low, high, reward, turns or episodes of a split of eval.also.",
     "eval/metrics": "Means of the environment's own measures; in eval.jsonl only.",
 }
 """The fields of an `Evaluation`; in eval.jsonl they stand without eval/."""
@@ -50,6 +52,8 @@ class Evaluation:
     """Means of the task's other measures."""
     samples: dict[str, dict[str, float]] = field(default_factory=dict)
     """mean@k and pass@k with their intervals, where k > 1 episodes per task were asked for."""
+    also: dict[str, Metrics] = field(default_factory=dict)
+    """Split of eval.also -> its success, interval, episodes, reward and turns."""
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Task id -> (episodes that succeeded, episodes played); not written to files."""
 
@@ -59,8 +63,11 @@ class Evaluation:
         return {"success": self.success, "low": self.low, "high": self.high, "episodes": self.episodes}
 
     def as_dict(self) -> dict[str, Any]:
-        left_out = {"counts"} if self.samples else {"counts", "samples"}
-        return {name: value for name, value in asdict(self).items() if name not in left_out}
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name != "counts" and (value or name not in ("samples", "also"))
+        }
 
 
 def evaluation(groups: Sequence[Group], *, k: int = 1) -> Evaluation:

@@ -32,6 +32,10 @@ METRICS = {
     "rollout/turns": "Mean turns per episode.",
     "rollout/tool_turns": "Mean turns per episode that used a tool.",
     "rollout/invalid_turns": "Share of turns that the environment could not act on.",
+    "rollout/truncated_turns": "Share of turns that hit their token limit.",
+    "rollout/flat_groups": "Share of groups whose episodes all have the same reward: nothing in them can be compared.",
+    "rollout/flat_won": "Share of groups that are flat because every episode solved the task.",
+    "rollout/flat_lost": "Share of groups that are flat because no episode solved the task.",
     "rollout/tokens": "Tokens that the policy wrote in this step.",
     "rollout/episodes": "Episodes of this step that count in the means.",
     "rollout/failed_episodes": "Episodes lost to infrastructure failures; they are in no mean and do not train.",
@@ -292,7 +296,7 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
     played = episodes([group for group in groups if not group.has_given_turns]) or episodes(groups)
     turns = [turn for t in played for turn in t.turns]
     written = [turn for t in episodes(groups) for turn in t.turns[t.num_given :]]
-    stops = Counter(t.stop for t in played)
+    stops, flat = Counter(t.stop for t in played), [group.success for group in groups if group.is_flat]
     weights = [weight for turn in turns for weight in turn.completion.weights or ()]
     gap = {"rollout/sampler_gap": fmean(abs(math.log(w)) for w in weights if w > 0)} if any(weights) else {}
     chosen = choice_metrics(groups) if any("origin" in group.info for group in groups) else {}
@@ -305,6 +309,10 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
             "rollout/turns": fmean(len(t.turns) for t in played),
             "rollout/tool_turns": fmean(t.num_tool_turns for t in played),
             "rollout/invalid_turns": fmean(bool(turn.invalid) for turn in turns) if turns else 0.0,
+            "rollout/truncated_turns": fmean(turn.completion.truncated for turn in turns) if turns else 0.0,
+            "rollout/flat_groups": len(flat) / len(groups),
+            "rollout/flat_won": flat.count(1.0) / len(groups),
+            "rollout/flat_lost": flat.count(0.0) / len(groups),
             "rollout/tokens": float(sum(len(turn.completion.token_ids) for turn in written)),
             "rollout/episodes": float(len(played)),
             "rollout/failed_episodes": float(sum(group.num_failed for group in groups)),

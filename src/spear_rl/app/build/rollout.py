@@ -30,8 +30,8 @@ SPLITS = ("train", "validation", "test")
 """The splits of every environment; some have more."""
 
 
-def tasks_of(config: Config, split: str, *, count: int | None = None) -> Sequence[Task]:
-    """The panel of a split, or its first `count` tasks."""
+def tasks_of(config: Config, split: str, *, count: int | None = None, key: str = "--split") -> Sequence[Task]:
+    """The panel of a split, or its first `count` tasks; an error names `key` as what asks for the split."""
     name, options, is_usual = config.task.env, config.task.options, split in SPLITS
     tasks = _tasks_fn(config)
     try:
@@ -39,13 +39,15 @@ def tasks_of(config: Config, split: str, *, count: int | None = None) -> Sequenc
     except ContractError as error:
         raise ConfigError(f"task.env: {name}: {error}") from error
     except OptionError as error:
-        key = "task.options." if is_usual else f"--split cannot be {split!r} with {name}: "
-        raise ConfigError(f"{key}{error}") from error
+        is_other = is_usual or not str(error).startswith("split")
+        raise ConfigError(
+            f"{'task.options.' if is_other else f'{key} cannot be {split!r} with {name}: '}{error}"
+        ) from error
     except (UserError, KeyboardInterrupt):
         raise
     except BaseException as error:  # also SystemExit, which would end the run as if all were well
         if not is_usual and isinstance(error, (ValueError, TypeError, LookupError)):
-            raise ConfigError(f"--split cannot be {split!r} with {name}: {clipped(str(error), 500)}") from error
+            raise ConfigError(f"{key} cannot be {split!r} with {name}: {clipped(str(error), 500)}") from error
         if options and isinstance(error, (ValueError, TypeError)):
             raise ConfigError(f"task.options: {clipped(str(error), 500)}") from error
         raise ConfigError(f"task.env: tasks({split!r}) of {name} raised {with_location(error)}") from error

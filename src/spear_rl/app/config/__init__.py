@@ -103,6 +103,9 @@ def check(config: Config) -> None:
     if every and not evaluation.tasks:
         advice = "set eval.every=0, or eval.tasks above 0"
         raise ConfigError(f"eval.every={every} with eval.tasks=0 evaluates nothing: {advice}")
+    if len(set(named := [evaluation.split, *evaluation.also])) < len(named):
+        twice = next(split for split in named if named.count(split) > 1)
+        raise ConfigError(f"eval.also: {twice} is evaluated already; leave it out")
     if config.optim.minibatch_rows and config.optim.num_minibatches > 1:
         both = f"optim.minibatch_rows={config.optim.minibatch_rows} and num_minibatches={config.optim.num_minibatches}"
         raise ConfigError(f"{both} both say how rows are divided: set optim.num_minibatches=1 or minibatch_rows=0")

@@ -186,11 +186,14 @@ class Eval:
     """Episodes of each task; with more than one, mean@k and pass@k are reported."""
     every: Annotated[int, Steps] = 0
     """Steps between evaluations; 0 is before and after RL only."""
-    split: Literal["train", "validation", "test"] = "validation"
+    split: Literal["train", "validation", "test", "held_out"] = "validation"
     """Which panel.
     train: the tasks that are trained on
     validation: held out, for decisions during development
-    test: held out, for the final figure"""
+    test: held out, for the final figure
+    held_out: training games in rooms that are not trained in (alfworld with task.options.hold_out_scenes)"""
+    also: Words = field(default_factory=list)
+    """Other splits to evaluate at the same times, each reported by its name, e.g. ["held_out"]."""
     max_turns: Annotated[int, Range(0, 10_000, unit="turns")] = 0
     """Turns after which an episode is cut off; 0 is rollout.max_turns."""
     temperature: Annotated[float, Range(0, 100)] = 0.4

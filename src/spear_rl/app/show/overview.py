@@ -11,6 +11,7 @@ from spear_rl.app.show.text import Words
 from spear_rl.errors import UserError
 from spear_rl.io.escaping import indented
 from spear_rl.io.jsonl import read_rows, spans
+from spear_rl.train.callbacks import WARNINGS
 
 
 def algorithm_overview(name: str | None, overrides: Sequence[str]) -> str:
@@ -59,6 +60,7 @@ def _lines(run_dir: Path) -> list[str]:
     lines, path = [f"run {run_dir}"], run_dir / "summary.json"
     summary = path.read_text("utf-8", errors="replace") if path.is_file() else "unfinished: no summary.json yet"
     lines += summary.splitlines()
+    lines += _warnings(run_dir)
     rows = read_rows(run_dir / "metrics.jsonl")
     lines += rows.sentences("metrics.jsonl")
     if rows.by_step:
@@ -69,6 +71,15 @@ def _lines(run_dir: Path) -> list[str]:
         missing = [number for number in range(step) if number not in rows.by_step]
         lines += [f"metrics.jsonl lacks the rows of steps {spans(missing)}"] if missing else []
     return [indented(line) for line in lines]
+
+
+def _warnings(run_dir: Path) -> list[str]:
+    """What the run warned of while it trained, one line per warning."""
+    rows = read_rows(run_dir / WARNINGS)
+    lists = {step: row["warnings"] for step, row in rows.by_step.items() if isinstance(row.get("warnings"), list)}
+    found = [(step, given) for step, warnings in lists.items() for given in warnings]
+    texts = [f"  step {step}: {given['text']}" for step, given in found if isinstance(given, dict) and "text" in given]
+    return [*rows.sentences(WARNINGS), *(["", "warnings:", *texts] if texts else [])]
 
 
 def _number(value: Any) -> str:

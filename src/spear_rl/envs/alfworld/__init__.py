@@ -5,7 +5,7 @@ from functools import partial
 from typing import Annotated
 
 from spear_rl.envs.alfworld.games import EXPERTS, demonstration, fast_env
-from spear_rl.envs.alfworld.panel import SPLITS, interleaved, playable_games
+from spear_rl.envs.alfworld.panel import HELD_OUT, SPLITS, games_of, interleaved
 from spear_rl.envs.alfworld.stock import require_stock_engine, stock_env
 from spear_rl.envs.household.env import REWARD
 from spear_rl.envs.household.families import FAMILIES as TYPES
@@ -13,7 +13,7 @@ from spear_rl.envs.shared.answer_tags import RULES
 from spear_rl.rollout.env import Task
 from spear_rl.settings.ranges import FilePath, OneOf, Range, has_checked_options
 
-__all__ = ["BACKENDS", "EXPERTS", "PROMPTS", "SPLITS", "TYPES", "tasks"]
+__all__ = ["BACKENDS", "EXPERTS", "HELD_OUT", "PROMPTS", "SPLITS", "TYPES", "tasks"]
 
 BACKENDS = ("fast", "textworld")
 ORDERS = ("turns", "sorted")
@@ -43,12 +43,19 @@ def tasks(
     invalid: Annotated[str, OneOf(RULES, "rule")] = "strict",
     order: Annotated[str, OneOf(ORDERS, "order")] = "turns",
     max_tasks: Annotated[int, Range(0, 1_000_000)] | None = None,
+    hold_out_scenes: Annotated[int, Range(0, 1_000_000)] | Sequence[Annotated[int, Range(0, 1_000_000)]] = 0,
     cache: Annotated[str, FilePath(may_be_empty=True)] = "",
 ) -> Sequence[Task]:
-    """The first `max_tasks` games of a split: with the types alternating (order turns), or sorted by id."""
+    """The first `max_tasks` games of a split: with the types alternating (order turns), or sorted by id.
+
+    Args:
+        hold_out_scenes: leaves the games in these scenes, or in this many of each type of room, out of train; they are
+            the split held_out.
+    """
     if backend == "textworld":
         require_stock_engine()
-    entries = [entry for entry in playable_games(split, data=data, cache=cache) if not types or entry.family in types]
+    games = games_of(split, hold_out=hold_out_scenes, data=data, cache=cache)
+    entries = [entry for entry in games if not types or entry.family in types]
     if order == "turns":
         entries = interleaved(entries)
     make_env = partial(fast_env, cache=cache) if backend == "fast" else stock_env

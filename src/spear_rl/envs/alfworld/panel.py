@@ -10,11 +10,16 @@ from typing import Any, NamedTuple
 
 from spear_rl.envs.alfworld.gamefile import GAME_FILE, read_game_file
 from spear_rl.envs.household.families import FAMILIES
+from spear_rl.errors import OptionError
 from spear_rl.io.cache import cache_folder, store, stored
 
 DATASET = "json_2.1.1"
 SPLITS = {"train": "train", "validation": "valid_seen", "test": "valid_unseen"}
 """Our names -> ALFWorld's; both are accepted."""
+HELD_OUT = "held_out"
+"""The split of the training games in the scenes that hold_out_scenes leaves out of train."""
+ROOMS = {0: "kitchen", 2: "living room", 3: "bedroom", 4: "bathroom"}
+"""Hundreds of a scene's number -> type of room, in AI2-THOR."""
 
 # The official loader skips these too: its rules cannot play them.
 _UNSUPPORTED = ("movable", "Sliced")
@@ -29,6 +34,55 @@ class Entry(NamedTuple):
     family: str
     path: str
     sha256: str
+
+    @property
+    def scene(self) -> int | None:
+        """The room that it is played in, the last number of <task>."""
+        number = self.id.split("/")[2].rpartition("-")[2]
+        return int(number) if number.isdecimal() else None
+
+
+def games_of(split: str, *, hold_out: int | Sequence[int] = 0, data: str = "", cache: str = "") -> tuple[Entry, ...]:
+    """The playable games of a split; those of train without the held-out scenes, which are the split held_out.
+
+    Args:
+        hold_out: scene numbers, or how many scenes of each type of room; 0 or none: train is whole.
+    """
+    if split == HELD_OUT and not hold_out:
+        raise ValueError("no scene is held out: set task.options.hold_out_scenes, e.g. to 4 of each type of room")
+    entries = playable_games("train" if split == HELD_OUT else split, data=data, cache=cache)
+    if not hold_out or split not in ("train", HELD_OUT):
+        return entries
+    scenes = _held_out_scenes(entries, hold_out)
+    return tuple(entry for entry in entries if (entry.scene in scenes) == (split == HELD_OUT))
+
+
+def _held_out_scenes(entries: Sequence[Entry], hold_out: int | Sequence[int]) -> set[int]:
+    """The scenes, chosen by a hash if only their number is given: those of n are among those of n + 1."""
+    known = {entry.scene for entry in entries if entry.scene is not None}
+    if isinstance(hold_out, int):
+        rooms: defaultdict[str, list[int]] = defaultdict(list)
+        for scene in sorted(known, key=lambda scene: hashlib.sha256(f"scene {scene}".encode()).digest()):
+            rooms[ROOMS.get(scene // 100, "other room")].append(scene)
+        fewest = min(rooms, key=lambda room: len(rooms[room]), default="numbered")
+        if hold_out >= len(rooms[fewest]):
+            there = f"the training games have {len(rooms[fewest])} {fewest} scenes, and one must be left to train on"
+            rule = f"it is how many scenes of each type of room; for scene {hold_out} alone write [{hold_out}]"
+            raise OptionError(f"hold_out_scenes={hold_out} is too many: {there} ({rule})")
+        return {scene for scenes in rooms.values() for scene in scenes[:hold_out]}
+    if unknown := sorted(set(hold_out) - known):
+        there = _ranges(sorted(known)) or "none"
+        raise OptionError(f"hold_out_scenes: no training game is in scene {unknown[0]}; there is {there}")
+    if all(entry.scene in hold_out for entry in entries):
+        raise OptionError("hold_out_scenes holds every scene, which leaves no game to train on: leave some out of it")
+    return set(hold_out)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Sorted numbers as text: 1-8, 11, 201."""
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
 
 
 def dataset_folder(data: str = "") -> Path:
@@ -82,7 +136,9 @@ def official_split(split: str) -> str:
     """ALFWorld's name of a split."""
     name = SPLITS.get(split, split)
     if name not in SPLITS.values():
-        raise ValueError(f"unknown split {split!r}: there is {', '.join([*SPLITS, *list(SPLITS.values())[1:]])}")
+        raise ValueError(
+            f"unknown split {split!r}: there is {', '.join([*SPLITS, *list(SPLITS.values())[1:], HELD_OUT])}"
+        )
     return name
 
 

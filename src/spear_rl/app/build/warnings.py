@@ -1,0 +1,245 @@
+"""Warnings while a run trains: what goes wrong by its metrics, the figures, and the setting to change.
+
+Every rule compares means over windows of steps; docs/read_a_run.md has the thresholds.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf, isfinite, nan
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from spear_rl.app.config import Config
+from spear_rl.io.jsonl import append_row, read_rows
+from spear_rl.settings.names import split_name
+from spear_rl.train.callbacks import WARNINGS, Callback, Event
+
+START, WINDOW = 5, 10
+"""Steps at the beginning of a run, and the latest steps, that means are taken over."""
+SOLVED = 0.9
+"""From this success on, flat groups, low entropy and a silent replay are what the end of learning looks like."""
+NEARLY_SOLVED = 0.8
+"""From this success on, the baseline may be the highest reward: there is little left to imitate."""
+LEAST_TOOL_TURNS, TOOL_SHARE, RISE = 0.2, 1 / 3, 0.05
+ENTROPY_SHARE, LEAST_ENTROPY = 0.25, 0.005
+EASY, EASY_GAP = 0.75, 0.1
+FLAT, INVALID, TRUNCATED = 0.5, 0.5, 0.5
+GROWN_TRUNCATED, GROWTH = 0.1, 3.0
+
+
+class RunWatch:
+    """A callback that warns once per kind, and again if the condition was gone for WINDOW steps and comes back.
+
+    Its state is a function of metrics.jsonl, from which a resumed run rebuilds it.
+    """
+
+    def __init__(self, config: Config, run_dir: Path, callbacks: Sequence[Callback]) -> None:
+        self._rules, self._run_dir, self._callbacks = Rules(config), run_dir, callbacks
+        self._last_seen: dict[str, int] | None = None
+
+    def __call__(self, event: Event) -> None:
+        if event.kind != "step" or not event.metrics:
+            return
+        if self._last_seen is None:
+            self._last_seen = {}
+            for step, row in read_rows(self._run_dir / "metrics.jsonl").by_step.items():
+                if step < event.step:
+                    self._new(step, row, self._last_seen)
+        if found := self._new(event.step, event.metrics, self._last_seen):
+            rows = [{"kind": kind, "text": text} for kind, text in found.items()]
+            append_row(self._run_dir / WARNINGS, {"step": event.step, "warnings": rows})
+            for text in found.values():
+                for callback in self._callbacks:
+                    callback(Event("note", event.step, text=f"warning at step {event.step}: {text}"))
+
+    def _new(self, step: int, metrics: Mapping[str, Any], last_seen: dict[str, int]) -> dict[str, str]:
+        """Kind -> text of the warnings that a step brings."""
+        found = self._rules.broken(metrics)
+        new = {kind: text for kind, text in found.items() if step - last_seen.get(kind, -inf) > WINDOW}
+        last_seen.update(dict.fromkeys(found, step))
+        return new
+
+
+class Rules:
+    """The state of a run by its first and its latest steps, and the rules that it breaks."""
+
+    def __init__(self, config: Config) -> None:
+        self._config, (self._wrappers, _) = config, split_name(config.algorithm.name)
+        self._first: list[Mapping[str, Any]] = []
+        self._latest: deque[Mapping[str, Any]] = deque(maxlen=WINDOW)
+        self._num_steps, self._had_stored = 0, False
+        self._checks: dict[str, Callable[[], str]] = {
+            "tools": self._tools, "entropy": self._entropy, "replay": self._replay, "easy_wins": self._easy_wins,
+            "flat_groups": self._flat_groups, "overlong": self._overlong, "invalid": self._invalid,
+        }  # fmt: skip
+
+    def broken(self, metrics: Mapping[str, Any]) -> dict[str, str]:
+        """Take in the next step; kind -> text of every rule that is broken now."""
+        self._num_steps += 1
+        if self._num_steps <= START:
+            self._first.append(metrics)
+        self._latest.append(metrics)
+        is_emptied = self._config.algorithm.imitation.draw == "when_full" and _number(metrics, "replay/fired") > 0
+        self._had_stored = not is_emptied and (self._had_stored or _number(metrics, "replay/buffer_size") > 0)
+        if self._num_steps < WINDOW:
+            return {}
+        texts = {kind: check() for kind, check in self._checks.items()}
+        return {kind: text for kind, text in texts.items() if text}
+
+    def _now(self, name: str) -> float:
+        return _mean(self._latest, name)
+
+    def _then(self, name: str) -> float:
+        """At the start of the run; unknown before the latest steps are others."""
+        return _mean(self._first, name) if self._num_steps >= START + WINDOW else nan
+
+    @property
+    def _is_solved(self) -> bool:
+        return self._now("rollout/success") >= SOLVED
+
+    def _tools(self) -> str:
+        then, now = self._then("rollout/tool_turns"), self._now("rollout/tool_turns")
+        before, success = self._then("rollout/success"), self._now("rollout/success")
+        if not (then >= LEAST_TOOL_TURNS and now < TOOL_SHARE * then and success < before + RISE):
+            return ""
+        fell = f"tool turns per episode fell from {then:.2f} to {now:.2f} while success went from {before:.2f} to"
+        bonus, advice = self._config.algorithm.bonus, "begin with more demonstrations (sft.episodes)"
+        if "spear" in self._wrappers:
+            longer = f"lengthen algorithm.bonus.steps (it is {bonus.steps})"
+            longer = longer if bonus.mode == "cosine" else "set algorithm.bonus.mode=cosine"
+            advice = f"{longer}, set algorithm.imitation.require_tool=true, or {advice}"
+        return f"{fell} {success:.2f}: {advice}"
+
+    def _entropy(self) -> str:
+        then, now = self._then("policy/entropy"), self._now("policy/entropy")
+        if self._is_solved or not (now < LEAST_ENTROPY or now < ENTROPY_SHARE * then):
+            return ""
+        fell = f"entropy fell from {then:.3g} to {now:.3g}" if isfinite(then) else f"entropy is {now:.3g}"
+        advice = "set algorithm.entropy_bonus=0.001 or algorithm.covariance.on_policy=clip, or lower "
+        rate = f"optim.learning_rate (it is {self._config.optim.learning_rate:g})"
+        weight = " or algorithm.imitation.weight" if "spear" in self._wrappers else ""
+        success = f"success is {self._now('rollout/success'):.2f}"
+        return f"{fell} nats per token while {success}, so little is tried any more: {advice}{rate}{weight}"
+
+    def _replay(self) -> str:
+        is_silent = all(_number(row, "replay/weight") > 0 and _number(row, "replay/fired") == 0 for row in self._latest)
+        if not is_silent or self._is_solved:
+            return ""
+        why = self._why_silent()
+        return f"replay has not fired for {WINDOW} steps: {why}" if why else ""
+
+    def _why_silent(self) -> str:
+        imitation, rollout = self._config.algorithm.imitation, self._config.rollout
+        if self._now("replay/buffer_size") == 0:
+            return self._why_empty()
+        if self._now("replay/eligible") == 0:
+            size, baseline = self._latest[-1]["replay/buffer_size"], _number(self._latest[-1], "replay/baseline")
+            gate = f"none of the {size:.0f} stored episodes earns more than the baseline {baseline:.3g}"
+            advice = f"lower algorithm.imitation.percentile (it is {imitation.percentile:g})"
+            own = "" if imitation.per_family else ", or set algorithm.imitation.per_family=true if kinds of task differ"
+            return f"{gate}: {advice}{own}" if self._now("rollout/success") < NEARLY_SOLVED else ""
+        if imitation.draw == "when_full":
+            return self._why_not_full()
+        played = self._now("rollout/episodes")
+        wanted = f"algorithm.imitation.fraction={imitation.fraction:g} of {played:.0f} episodes is less than one"
+        return f"{wanted}: raise it, or rollout.num_tasks (it is {rollout.num_tasks})"
+
+    def _why_empty(self) -> str:
+        imitation = self._config.algorithm.imitation
+        flat, lost, won = (self._now(f"rollout/flat_{name}") for name in ("groups", "lost", "won"))
+        empty = "the buffer is empty, as no episode was worth storing"
+        if self._had_stored:
+            empty = (
+                f"all stored episodes were older than algorithm.imitation.max_age={imitation.max_age} steps, and no "
+            )
+            empty += "other was stored"
+        if flat >= 0.9:
+            kinds = f"{lost:.0%} of the groups lost all their episodes and {won:.0%} won them all"
+            return f"{empty} ({kinds}): {self._flat_advice(lost, won)}"
+        if imitation.require_tool:
+            return f"{empty}: no better episode used a tool; set algorithm.imitation.require_tool=false"
+        return f"{empty}: no turn of a better episode may train (see policy/dropped_* and rollout/invalid_turns)"
+
+    def _why_not_full(self) -> str:
+        """Only where the draw is out of reach: with the latest growth it does not come before the end of the run."""
+        imitation = self._config.algorithm.imitation
+        name = "eligible_turns" if imitation.unit == "turns" else "eligible"
+        counts, needed = [_number(row, f"replay/{name}") for row in self._latest], 1.5 * imitation.capacity
+        half = WINDOW // 2
+        growth = (fmean(counts[half:]) - fmean(counts[:half])) / half
+        left = self._config.run.steps - self._num_steps
+        if growth * left > needed - counts[-1]:
+            return ""
+        qualify = f"{counts[-1]:.0f} {imitation.unit} qualify and more than {needed:.0f} are needed"
+        smaller = f"lower algorithm.imitation.capacity (it is {imitation.capacity})"
+        return f"{qualify}: {smaller}, raise max_age there (it is {imitation.max_age}), or set draw=every_step there"
+
+    def _easy_wins(self) -> str:
+        rows = [row for row in self._latest if _number(row, "replay/fired") > 0]
+        drawn, success = _mean(rows, "replay/group_success"), self._now("rollout/success")
+        if len(rows) < WINDOW / 2 or self._is_solved or not (drawn >= EASY and success <= drawn - EASY_GAP):
+            return ""
+        easy = f"replay repeats easy wins: the groups of the replayed episodes solved {drawn:.0%} of theirs, all groups"
+        size = f"raise rollout.group_size (it is {self._config.rollout.group_size}) so that hard tasks are won at times"
+        age = f"keep their wins longer (algorithm.imitation.max_age is {self._config.algorithm.imitation.max_age})"
+        return f"{easy} {success:.0%}: {size}, or {age}"
+
+    def _flat_groups(self) -> str:
+        flat, lost, won = (self._now(f"rollout/flat_{name}") for name in ("groups", "lost", "won"))
+        if not flat >= FLAT or self._is_solved:
+            return ""
+        kinds = f"{lost:.0%} of all lost every episode and {won:.0%} won every one"
+        one = f"{flat:.0%} of the groups have one reward for all their episodes and teach nothing ({kinds})"
+        return f"{one}: {self._flat_advice(lost, won)}"
+
+    def _flat_advice(self, lost: float, won: float) -> str:
+        rollout, sft = self._config.rollout, self._config.sft
+        advice = [f"a larger rollout.group_size (it is {rollout.group_size})"]
+        if max(lost, won) >= FLAT / 2:
+            advice.insert(0, "easier tasks" if lost >= won else "harder tasks")
+        if lost >= won and not sft.episodes:
+            advice.insert(0, "a cold start (sft.episodes)")
+        if lost >= won and rollout.temperature > 1:
+            advice.append(f"a lower rollout.temperature (it is {rollout.temperature:g})")
+        elif rollout.temperature < 1:
+            advice.append(f"a higher rollout.temperature (it is {rollout.temperature:g})")
+        return f"try {', '.join(advice[:-1])} or {advice[-1]}" if len(advice) > 1 else f"try {advice[0]}"
+
+    def _overlong(self) -> str:
+        then, now = self._then("rollout/truncated_turns"), self._now("rollout/truncated_turns")
+        has_grown = now >= GROWN_TRUNCATED and now >= GROWTH * then
+        if not (now >= TRUNCATED or has_grown):
+            return ""
+        limit = f"rollout.max_new_tokens (it is {self._config.rollout.max_new_tokens})"
+        if response := self._config.rollout.max_response_tokens:
+            limit += f" or rollout.max_response_tokens (it is {response})"
+        grown = f", {then:.0%} at the start" if has_grown else ""
+        advice = f"raise {limit}"
+        if "dr-bot" in self._wrappers and self._config.algorithm.filters.overlong:
+            advice += (
+                ", or set algorithm.filters.overlong=false: these turns do not train, so nothing makes them shorter"
+            )
+        return f"{now:.0%} of the turns hit their token limit{grown}: {advice}"
+
+    def _invalid(self) -> str:
+        now, penalty = self._now("rollout/invalid_turns"), self._config.algorithm.invalid_penalty
+        if not now > INVALID:
+            return ""
+        reasons = "`spear show RUN --failed` says why the environment refused them"
+        advice = (
+            f"raise algorithm.invalid_penalty (it is {penalty:g}) or sft.episodes (it is {self._config.sft.episodes})"
+        )
+        return f"{now:.0%} of the turns are invalid over {WINDOW} steps: {advice}; {reasons}"
+
+
+def _number(row: Mapping[str, Any], name: str) -> float:
+    value = row.get(name)
+    return float(value) if isinstance(value, int | float) and isfinite(value) else nan
+
+
+def _mean(rows: Iterable[Mapping[str, Any]], name: str) -> float:
+    """Over the rows that have a finite value, if these are half of them or more; else nan, which no rule matches."""
+    values = [_number(row, name) for row in rows]
+    known = [value for value in values if isfinite(value)]
+    return fmean(known) if known and 2 * len(known) >= len(values) else nan
