@@ -33,8 +33,8 @@ PIECES = [
 noise = st.lists(st.sampled_from(PIECES) | st.text(max_size=5), max_size=30).map("".join)
 
 
-def env_of(answer: str = "42", *, max_turns: int = MAX_TURNS, session=Session, calls: str = "hermes") -> ToolMathEnv:
-    env = ToolMathEnv(Problem("6*7=?", answer), open_session=session, checker=integer, max_turns=max_turns, calls=calls)
+def env_of(answer: str = "42", *, session=Session, **options) -> ToolMathEnv:
+    env = ToolMathEnv(Problem("6*7=?", answer), open_session=session, checker=integer, **options)
     env.reset()
     return env
 
@@ -355,6 +355,32 @@ def test_an_episode_without_an_answer_ends_after_its_turns_as_a_wrong_one_does(s
         env.step(said)
 
 
+@given(
+    st.floats(0, 10),
+    st.lists(st.tuples(st.integers(0, MAX_CALLS + 2), st.integers(0, 2)), min_size=1, max_size=MAX_TURNS - 1),
+    st.sampled_from(["42", "41"]),
+)
+def test_a_costly_tool_takes_its_cost_for_every_call_that_is_run_and_for_nothing_else(cost, turns, answer):
+    env, paid = env_of(session=Echo, tool_cost=cost), 0
+    for num_calls, num_refused in turns:
+        asked = [call({"name": "search"})] * num_refused + [call_text("print(1)")] * num_calls
+        num_run = max(0, min(num_calls, MAX_CALLS - num_refused))
+        result = env.step("".join(asked) or "hm")
+        assert result.reward == pytest.approx(-cost * num_run)
+        assert result.used_tool == (num_run > 0)
+        paid += num_run
+    final = env.step(f"\\boxed{{{answer}}}")
+    assert (final.reward, final.success) == ((1.0, True) if answer == "42" else (-1.0, False)), (
+        "the answer costs nothing"
+    )
+    assert final.metrics["tool_turns"] <= paid
+
+
+def test_the_cost_of_a_call_in_the_last_turn_is_added_to_that_of_no_answer():
+    env = env_of(max_turns=2, tool_cost=0.25)
+    assert [env.step(call_text("print(1)")).reward for _ in range(2)] == [-0.25, -1.25]
+
+
 @settings(max_examples=300)
 @given(st.lists(noise, min_size=1, max_size=MAX_TURNS))
 def test_whatever_a_policy_says_is_answered(said):
@@ -406,6 +432,19 @@ def test_an_episode_that_the_trainer_cuts_off_costs_as_much_as_a_wrong_answer():
     [trajectory] = group.trajectories
     assert (trajectory.reward, trajectory.stop, trajectory.success) == (-1.0, Stop.MAX_TURNS, False)
     assert [turn.reward for turn in trajectory.turns] == [0.0, -1.0]
+
+
+def test_the_task_option_makes_a_call_costly(monkeypatch):
+    monkeypatch.setattr(tool_math, "open_session", lambda *_: Session())
+    said = [call_text("print(1)"), "\\boxed{no}"]
+    rewards = [
+        [
+            turn.reward
+            for turn in played(said, task=tool_math.tasks("train", level="tiny", **option)[0])[0].trajectories[0].turns
+        ]
+        for option in ({}, {"tool_cost": 0.5})
+    ]
+    assert rewards == [[0.0, -1.0], [-0.5, -1.0]]
 
 
 def test_void_turns_do_not_train_but_a_refused_call_does():
@@ -465,7 +504,7 @@ def is_right(task, answer: str) -> bool:
 @pytest.mark.parametrize(
     "options",
     [{"split": "dev"}, {"level": "huge"}, {"verifier": "eyes"}, {"prompt": "long"}, {"expert": "me"},
-     {"families": ["geometry"]}, {"max_turns": 0}],
+     {"families": ["geometry"]}, {"max_turns": 0}, {"tool_cost": -1.0}],
 )  # fmt: skip
 def test_what_does_not_exist_is_refused_by_name(options):
     with pytest.raises(ValueError, match=str(next(iter(options.values()))).strip("[]'")):

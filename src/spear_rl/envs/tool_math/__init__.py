@@ -42,6 +42,7 @@ def tasks(
     expert: Annotated[str, OneOf(DEMONSTRATORS, "expert")] = "tool",
     families: Sequence[str] = (),
     max_turns: Annotated[int, Range(1, 10_000, unit="turns")] = MAX_TURNS,
+    tool_cost: Annotated[float, Range(0, 1000)] = 0.0,
     max_tasks: Annotated[int, Range(0, 10_000_000)] | None = None,
     seconds: Annotated[float, Range(0.1, 3600, unit="seconds")] = 5.0,
     memory_mb: Annotated[int, Range(16, 1_048_576, unit="MiB")] = 512,
@@ -69,6 +70,7 @@ def tasks(
                 limits,
                 backend,
                 calls,
+                tool_cost,
             ),
             family=entry.problem.family,
             instructions=instructions(prompt, calls),
@@ -81,11 +83,13 @@ def tasks(
 
 
 def tool_math_env(
-    problem: Problem, verifier: str, max_turns: int, limits: Limits, backend: str, calls: str
+    problem: Problem, verifier: str, max_turns: int, limits: Limits, backend: str, calls: str, tool_cost: float
 ) -> ToolMathEnv:
     checkers: dict[str, Checker] = {"integer": integer, "exact": normalised}
     checker, session = checkers.get(verifier) or math_verify(backend), partial(open_session, limits, backend)
-    return ToolMathEnv(problem, open_session=session, checker=checker, max_turns=max_turns, calls=calls)
+    return ToolMathEnv(
+        problem, open_session=session, checker=checker, max_turns=max_turns, calls=calls, tool_cost=tool_cost
+    )
 
 
 def open_session(limits: Limits, backend: str) -> Session:

@@ -32,6 +32,7 @@ class ToolMathEnv:
         open_session: opens the interpreter session of the episode, at its first call.
         checker: compares answers that are not both integers.
         calls: the formats of a call, a key of `FORMATS`.
+        tool_cost: reward taken for every call that is run.
     """
 
     def __init__(
@@ -42,9 +43,10 @@ class ToolMathEnv:
         checker: Checker,
         max_turns: int = MAX_TURNS,
         calls: str = "hermes",
+        tool_cost: float = 0.0,
     ) -> None:
         self._problem, self._open_session, self._checker = problem, open_session, checker
-        self._formats = calls
+        self._formats, self._tool_cost = calls, tool_cost
         self._max_turns, self._num_turns, self._num_tool_turns = max_turns, 0, 0
         self._session: Session | None = None
         self._opened, self._history, self._is_over = ExitStack(), hashlib.sha256(), True
@@ -71,7 +73,7 @@ class ToolMathEnv:
         self._num_tool_turns += result.used_tool
         if not result.done and self._num_turns >= self._max_turns:
             self.close()
-            result = replace(result, reward=-1.0, done=True)
+            result = replace(result, reward=result.reward - 1.0, done=True)
         return replace(result, metrics={"tool_turns": float(self._num_tool_turns)})
 
     def close(self) -> None:
@@ -81,9 +83,14 @@ class ToolMathEnv:
     def _run_calls(self, calls: list[Call]) -> StepResult:
         replies = [self._reply(call) for call in calls[:MAX_CALLS]]
         replies += [MANY_CALLS.format(limit=MAX_CALLS)] * (len(calls) - MAX_CALLS)
-        has_run = any(not call.invalid for call in calls[:MAX_CALLS])
-        invalid = "" if has_run else calls[0].invalid
-        return StepResult(self._observation(tool_response(*replies)), used_tool=has_run, invalid=invalid, success=False)
+        num_run = sum(not call.invalid for call in calls[:MAX_CALLS])
+        return StepResult(
+            self._observation(tool_response(*replies)),
+            reward=0.0 - self._tool_cost * num_run,
+            used_tool=num_run > 0,
+            invalid="" if num_run else calls[0].invalid,
+            success=False,
+        )
 
     def _reply(self, call: Call) -> str:
         if call.invalid:
