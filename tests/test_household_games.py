@@ -16,13 +16,7 @@ from hypothesis import strategies as st
 
 from household_worlds import twin_of
 from spear_rl.envs.household import MANIFEST, recorded_seeds
-from spear_rl.envs.household.experts import (
-    EXPERTS,
-    clumsy_commands,
-    lazy_commands,
-    optimal_commands,
-    searched_commands,
-)
+from spear_rl.envs.household.experts import EXPERTS, clumsy_commands, optimal_commands, searched_commands
 from spear_rl.envs.household.families import FAMILIES, parsed_task
 from spear_rl.envs.household.generator import LEVELS, generated_problem
 from spear_rl.envs.household.panel import rebuilt_manifest
@@ -203,32 +197,6 @@ def test_the_clumsy_demonstrator_wins_or_only_looks_around(level: str, seed: int
             assert command.startswith("take "), "its only mistake is to reach for what is not there"
     idle = ("go to ", "examine ", "look", "inventory")
     assert world.won or (len(commands) == 4 and all(command.startswith(idle) for command in commands))
-
-
-@settings(max_examples=60, deadline=None)
-@given(level=levels, seed=st.integers(0, 500), demonstration_seed=st.integers(0, 10**6))
-def test_the_lazy_demonstrator_plays_as_the_optimal_one_or_only_looks_around(
-    level: str, seed: int, demonstration_seed: int
-) -> None:
-    game = grounded_game(generated_problem(level, seed))
-    commands = lazy_commands(game, demonstration_seed)
-    assert commands == lazy_commands(game, demonstration_seed)
-    if commands == optimal_commands(game):
-        return
-    world = World(game)
-    assert len(commands) == 4
-    for command in commands:
-        assert command in world.commands()
-        assert command.startswith(("go to ", "examine ", "look", "inventory"))
-        world.act(command)
-    assert not world.won
-
-
-def test_the_lazy_demonstrator_wins_in_about_half_of_the_episodes_of_any_game() -> None:
-    for seed in range(5):
-        game = grounded_game(generated_problem("tiny", seed))
-        wins = sum(lazy_commands(game, number) == optimal_commands(game) for number in range(200))
-        assert 60 < wins < 140
 
 
 def test_the_clumsy_demonstrator_shows_both_mistakes_and_wins() -> None:

@@ -42,7 +42,11 @@ def clumsy_commands(game: Game, seed: int = 0) -> list[str]:
     world, searcher, dice = World(game), Searcher(seed), Dice("clumsy", seed)
     commands: list[str] = []
     if dice.chance(0.4):
-        return idle_commands(game, dice)
+        for _ in range(4):
+            idle = [c for c in world.commands() if c.startswith(("go to ", "examine ", "look", "inventory"))]
+            commands.append(dice.choice(idle))
+            world.act(commands[-1])
+        return commands
     wanted = parsed_task(game.task.removeprefix("Your task is to: ")).thing
     names = [name for name in game.object_names if type_of(name) == wanted]
     observation = world.intro()
@@ -58,16 +62,6 @@ def clumsy_commands(game: Game, seed: int = 0) -> list[str]:
             command = dice.choice([c for c in possible if c.startswith("go to ")])
         commands.append(command)
         observation = world.act(command) if command in possible else NOTHING_HAPPENS
-    return commands
-
-
-def idle_commands(game: Game, dice: Dice, num_turns: int = 4) -> list[str]:
-    """Looks around at random."""
-    world, commands = World(game), list[str]()
-    for _ in range(num_turns):
-        idle = [c for c in world.commands() if c.startswith(("go to ", "examine ", "look", "inventory"))]
-        commands.append(dice.choice(idle))
-        world.act(commands[-1])
     return commands
 
 
