@@ -191,7 +191,8 @@ def test_every_toml_block_is_a_configuration(page, tmp_path, spear):
     for body in blocks(page, "toml"):
         path = tmp_path / "block.toml"
         path.write_text(body, "utf-8")
-        code, text = spear("show", str(path))
+        is_plan = "[arms." in body
+        code, text = spear("experiment", str(path), "--dry-run") if is_plan else spear("show", str(path))
         assert code == 0, f"{page.name}: {text}"
 
 

@@ -803,14 +803,14 @@ def test_a_shared_cold_start_gives_all_arms_the_same_evaluation_before_rl(spear,
     assert logged(base, "eval.jsonl")[0] == logged(own, "eval.jsonl")[0]
     texts = [(run / "evaluations/step_000000.jsonl").read_text() for run in (base, own)]
     assert texts[0] == texts[1]
-    fired = [row["replay/fired"] for row in logged(own)]
+    taken = [2 + min(2, row["replay/trajectories"]) for row in logged(own)]  # two mini-batches, if it has the rows
     assert [row["policy/optimizer_steps"] for row in logged(base)] == [1] * 4
-    assert [row["policy/optimizer_steps"] for row in logged(own)] == [2 + 2 * now for now in fired]
-    assert any(fired)
+    assert [row["policy/optimizer_steps"] for row in logged(own)] == taken
+    assert max(taken) > 2
     draws = [draw for row in logged(own, "draws.jsonl") for draw in row["draws"]]
     assert all(0 < draw["group_success"] <= 1 for draw in draws if draw["success"])
     (block,) = json.loads((out / "results.json").read_text())["blocks"]
-    assert block["arms"][1]["measures"]["optimizer steps"]["value"] == 8 + 2 * sum(fired)
+    assert block["arms"][1]["measures"]["optimizer steps"]["value"] == sum(taken)
     assert "not the same budget: optim.num_minibatches is 2 in spear and 1 in base" in printed
     # What a cell did alone, by the command of the dry run in another process, is what it did here.
     (line,) = [line for line in commands(read_plan(written(REAL), out)) if "cells/base" in line]

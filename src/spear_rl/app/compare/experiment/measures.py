@@ -58,10 +58,11 @@ def optimizer_steps(run: RunRecord) -> dict[int, float] | None:
         return {step: counted.get(step, 0.0) for step in run.rows}  # a step in which nothing trained has none
     if run.settings.get("optim.minibatch_rows"):
         return None
-    count = run.settings.get("optim.num_minibatches", 1) * run.settings.get("optim.epochs", 1)
+    # Earlier versions did not count them.
+    count, epochs = run.settings.get("optim.num_minibatches", 1), run.settings.get("optim.epochs", 1)
     is_separate = run.settings.get("algorithm.imitation.update") == "separate"
-    fired = run.series("replay/fired") if is_separate else {}
-    return {step: float(count * (1 + (fired.get(step, 0.0) > 0))) for step in run.rows}
+    replayed = run.series("replay/trajectories") if is_separate else {}
+    return {step: float(epochs * (count + min(count, replayed.get(step, 0.0)))) for step in run.rows}
 
 
 def total_optimizer_steps(run: RunRecord) -> float | None:
