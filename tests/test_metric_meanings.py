@@ -37,6 +37,10 @@ TRAININGS: dict[str, list[str]] = {
         "lookup", "algorithm.name=spear-rloo", "algorithm.imitation.draw=when_full", "algorithm.imitation.capacity=4",
         "algorithm.imitation.per_family=true", *EVENLY,
     ],
+    "beyond the paper": [
+        "lookup", 'algorithm.imitation.priority=["medium"]', "algorithm.imitation.max_second_moment=1.5",
+        "algorithm.imitation.baseline=siblings", "algorithm.entropy_floor=1", *EVENLY,
+    ],
     "nothing trains on-policy": ["lookup", f"algorithm.name=spear-{__name__}:nothing_after_three", *EVENLY],
     "a base": ["lookup", "algorithm.name=dr-bot-grpo", *NO_REPLAY],
     "webshop": ["webshop-tiny", "rollout.max_turns=2", "eval.max_turns=2", *NO_REPLAY],
