@@ -160,7 +160,7 @@ def test_show_metrics_lists_all_or_those_with_a_part_of_the_name(spear):
     code, text = spear("show", "metrics", "replay")
     shown = re.findall(r"^  (\S+)", text, re.MULTILINE)
     assert shown == [entry.name for entry in explained_metrics() if "replay" in entry.name]
-    assert "of spear_rl.algorithms.base:" in text
+    assert "of spear_rl.replay.buffer:" in text
     code, text = spear("show", "metrics", "policy/dropped_flat_group")
     assert (code, re.findall(r"^  (\S+)", text, re.MULTILINE)) == (0, ["policy/dropped_{reason}"])
     code, text = spear("show", "metrics", "\x1bnothing")
