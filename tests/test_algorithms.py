@@ -40,6 +40,7 @@ from spear_rl.algorithms import (
 from spear_rl.algorithms.base import Replay
 from spear_rl.functional import LossInputs, clipped_surrogate, constant, cosine
 from spear_rl.replay import ReplayBuffer, RewardHistory
+from spear_rl.replay.buffer import Running
 from spear_rl.types import Group, Trajectory
 
 quick = settings(max_examples=40, deadline=None)
@@ -680,6 +681,8 @@ def test_a_draw_tells_what_it_did():
         "replay/age": 3.0,
         "replay/advantage": 2.0,
         "replay/reward": 2.0,
+        "replay/surprisal": 1.0,
+        "replay/group_success": 0.0,
     }
 
 
@@ -841,4 +844,4 @@ def test_families_met_after_a_checkpoint_are_forgotten_when_it_is_restored():
 def test_a_base_without_memory_has_an_empty_checkpoint():
     saved = grpo().state_dict()
     grpo().load_state_dict(saved)
-    assert saved == {"imitation": None, "generators": []}
+    assert saved == {"imitation": None, "generators": [], "running": Running().state_dict()}

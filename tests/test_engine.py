@@ -33,6 +33,7 @@ LOSSES = {
     "sequence mean": {"reduce": sequence_mean, "entropy_bonus": 0.1},
     "fixed length": {"reduce": partial(fixed_length_mean, length=20), "dual_clip": 10.0},
     "entropy bonus": {"entropy_bonus": 0.1},
+    "rows held back": {"max_second_moment": 1.5, "entropy_bonus": 0.1},
     "kl-cov": {"penalty": partial(high_covariance_penalty, fraction=0.2, beta=1.0)},
     "clip-cov": {},
 }

@@ -38,6 +38,10 @@ TRAININGS: dict[str, list[str]] = {
         "lookup", "algorithm.name=spear-rloo", "algorithm.imitation.draw=when_full", "algorithm.imitation.capacity=4",
         "algorithm.imitation.per_family=true", *EVENLY,
     ],
+    "beyond the paper": [
+        "lookup", 'algorithm.imitation.priority=["medium"]', "algorithm.imitation.max_second_moment=1.5",
+        "algorithm.imitation.baseline=siblings", "algorithm.entropy_floor=1", *EVENLY,
+    ],
     "nothing trains on-policy": ["lookup", f"algorithm.name=spear-{__name__}:nothing_after_three", *EVENLY],
     "a base": ["lookup", "algorithm.name=dr-bot-grpo", *NO_REPLAY],
     "webshop": ["webshop-tiny", "rollout.max_turns=2", "eval.max_turns=2", *NO_REPLAY],
@@ -157,7 +161,7 @@ def test_show_metrics_lists_all_or_those_with_a_part_of_the_name(spear):
     code, text = spear("show", "metrics", "replay")
     shown = re.findall(r"^  (\S+)", text, re.MULTILINE)
     assert shown == [entry.name for entry in explained_metrics() if "replay" in entry.name]
-    assert "of spear_rl.algorithms.base:" in text
+    assert "of spear_rl.replay.buffer:" in text
     code, text = spear("show", "metrics", "policy/dropped_flat_group")
     assert (code, re.findall(r"^  (\S+)", text, re.MULTILINE)) == (0, ["policy/dropped_{reason}"])
     code, text = spear("show", "metrics", "\x1bnothing")

@@ -20,7 +20,7 @@ from trl.chat_template_utils import qwen3_chat_template
 from trl.trainer import grpo_trainer
 
 import spear_rl.integrations.trl
-from spear_rl.algorithms import ALGORITHMS, CovarianceClip, TokenMean
+from spear_rl.algorithms import ALGORITHMS, ByEntropy, BySuccess, CovarianceClip, TokenMean
 from spear_rl.algorithms import tool_bonus as core_tool_bonus
 from spear_rl.engines.models.tiny import tiny_model, tiny_tokenizer
 from spear_rl.errors import ConfigError, MissingExtraError
@@ -589,6 +589,10 @@ def test_every_row_is_trained_once_and_ranks_have_as_many_rows(parts, ranks):
         ({"spear": {"bonus": 1.0}}, "tool_bonus"),
         ({"spear": {"update": "separate"}}, "joint"),
         ({"spear": {"covariance": CovarianceClip(joint_means=True)}}, "joint_means=False"),
+        ({"spear": {"priority": ["fresh", "medium"]}}, "priority must be confident or fresh"),
+        ({"spear": {"imitation": BySuccess(0.0, 1.0)}}, "neither success nor entropy"),
+        ({"spear": {"imitation": ByEntropy(1.0)}}, "neither success nor entropy"),
+        ({"spear": {"priority": ["newest"]}}, "there is no 'newest'"),
         ({"spear": {"max_agee": 3}}, r"^spear: there is no option 'max_agee'; did you mean max_age\?$"),
         ({"spear": {"imitaton": 0.5}}, r"^spear: there is no option 'imitaton'; did you mean imitation\?$"),
         (

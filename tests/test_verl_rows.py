@@ -15,11 +15,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import pad_sequence
 
-from spear_rl.algorithms import CovarianceClip, TokenMean, dr_bot, grpo, spear
-from spear_rl.engines.base import Term
+import references
+from spear_rl.algorithms import (
+    ClippedSurrogate,
+    CovarianceClip,
+    FixedLength,
+    SequenceMean,
+    TokenMean,
+    dr_bot,
+    grpo,
+    spear,
+)
+from spear_rl.engines.base import Batch, Term
 from spear_rl.functional import LossInputs
 from spear_rl.integrations.verl import rows
-from spear_rl.integrations.verl.rows import covariance_clipped, keep_function
+from spear_rl.integrations.verl.rows import covariance_clipped, is_clipped
 from spear_rl.train.step import collate
 from spear_rl.types import Completion, Stop, Trajectory, Turn
 
@@ -193,6 +203,23 @@ def test_tokens_without_an_advantage_cost_what_the_covariance_clip_makes_them_co
     assert metrics["ratio"] == pytest.approx(float((now - batch.old_logprobs)[batch.mask].exp().mean()))
 
 
-def test_only_a_loss_with_a_covariance_clip_keeps_anything():
-    assert keep_function(Term("replay", None, spear(grpo()).imitation.loss)) is not None  # type: ignore[arg-type]
-    assert keep_function(Term("replay", None, grpo().loss)) is None  # type: ignore[arg-type]
+def test_only_a_loss_with_a_covariance_clip_or_a_bound_holds_tokens_back():
+    assert is_clipped(Term("replay", None, spear(grpo()).imitation.loss))  # type: ignore[arg-type]
+    assert is_clipped(Term("replay", None, replace(grpo().loss, max_second_moment=2.0)))  # type: ignore[arg-type]
+    assert not is_clipped(Term("replay", None, grpo().loss))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("reduction", [TokenMean(), SequenceMean(), FixedLength(9)])
+def test_rows_that_are_too_stale_train_as_little_in_verl_as_here(seed, reduction):
+    tokens = references.random_tokens(seed, max_rows=6)
+    inputs = references.loss_inputs(tokens)
+    batch = Batch(inputs.mask, inputs.mask, inputs.mask, inputs.old_logprobs, inputs.advantages)
+    free = ClippedSurrogate(reduction=reduction)
+    term = Term("replay", batch, replace(free, max_second_moment=1.3))
+    held, metrics = covariance_clipped(term, inputs.logprobs.detach())
+    here, there = term.loss(inputs), free(replace(inputs, advantages=held.batch.advantages))
+    gradients = [torch.autograd.grad(out.loss, inputs.logprobs)[0] for out in (here, there)]
+    torch.testing.assert_close(*gradients)
+    assert metrics["held_back"] == pytest.approx(here.metrics["held_back"].item())
+    assert metrics["second_moment"] == pytest.approx(here.metrics["second_moment"].item())

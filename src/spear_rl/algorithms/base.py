@@ -107,12 +107,11 @@ class SelfImitation:
         }
         if baseline is not None:
             metrics["replay/baseline"] = baseline
-        weights = [1.0] * len(eligible)
+        weights = list[float]()
         if self.priority:
             weights = buffer.priorities(self.priority, [stored[n] for n in eligible], self.outcomes, step)
             metrics |= buffer.weight_metrics(weights)
-        places = dict(zip(eligible, weights, strict=True))
-        chosen, share = self._chosen(stored, places, rng, num_played) if self.weight(step) > 0 else ({}, 1.0)
+        chosen, share = self._chosen(stored, eligible, weights, rng, num_played) if self.weight(step) > 0 else ({}, 1.0)
         drawn = [stored[n] for n in chosen]
         metrics |= {"replay/fired": float(bool(drawn)), "replay/trajectories": float(len(drawn))}
         if self.unit == "turns":
@@ -124,7 +123,9 @@ class SelfImitation:
             self.buffer.clear()
         today = self._advantages(drawn, baseline) if advantages is None else [advantages[n] for n in chosen]
         today = [a * self.age_decay ** (step - s.step) for a, s in zip(today, drawn, strict=True)]
-        metrics |= buffer.drawn_metrics(drawn, today, self.outcomes, step)
+        metrics |= buffer.drawn_metrics(drawn, today, step)
+        if self.priority:
+            metrics["replay/task_success"] = fmean(self.outcomes.success_rates(s.item for s in drawn))
         return Replay(
             trajectories=[s.item.trajectory for s in drawn],
             turn_advantages=[[a + part for part in s.item.step_parts] for a, s in zip(today, drawn, strict=True)],
@@ -135,18 +136,22 @@ class SelfImitation:
         )
 
     def _chosen(
-        self, stored: Sequence[Stored[Remembered]], weights: dict[int, float], rng: random.Random, num_played: int
+        self,
+        stored: Sequence[Stored[Remembered]],
+        eligible: Sequence[int],
+        weights: Sequence[float],
+        rng: random.Random,
+        num_played: int,
     ) -> tuple[dict[int, list[str]], float]:
         """Places of the episodes drawn, each with why a turn of it is not replayed; and drawn over wanted.
 
         Args:
-            weights: places of the eligible ones -> their weight in a draw of every step.
+            weights: of the eligible ones, where there is a priority.
         """
-        eligible = list(weights)
         if self.draw_when == "every_step":
             wanted = round(self.fraction * num_played)
             if self.priority:
-                places = [eligible[n] for n in buffer.weighted_sample(list(weights.values()), wanted, rng)]
+                places = [eligible[n] for n in buffer.weighted_sample(weights, wanted, rng)]
             else:
                 places = rng.sample(eligible, min(wanted, len(eligible)))
             return {n: stored[n].item.dropped for n in places}, len(places) / max(wanted, 1)

@@ -27,7 +27,7 @@ METRICS = {
     "replay/age": "Mean number of steps since the drawn episodes were played.",
     "replay/advantage": "Mean A' of the drawn episodes: recalibrated against today's baseline, decayed by age.",
     "replay/reward": "Mean reward of the drawn episodes, by the task alone.",
-    "replay/task_success": "Mean success rate of the drawn episodes' tasks today, or of their families.",
+    "replay/task_success": "Mean success rate today of the drawn episodes' tasks, else families (with a priority).",
     "replay/group_success": "Mean success rate of the drawn episodes' groups when they were played.",
     "replay/surprisal": "Mean negative log-probability of the drawn episodes' tokens when they were played.",
     "replay/priority": "Kish's effective share of the eligible episodes under the draw's weights; 1 is uniform.",
@@ -306,16 +306,13 @@ def weighted_sample(weights: Sequence[float], count: int, rng: random.Random) ->
     return [place for _, place in heapq.nsmallest(count, times)]
 
 
-def drawn_metrics(
-    drawn: Sequence[Stored[Remembered]], today: Sequence[float], outcomes: Outcomes, step: int
-) -> Metrics:
+def drawn_metrics(drawn: Sequence[Stored[Remembered]], today: Sequence[float], step: int) -> Metrics:
     """What one draw is like; `today` is each episode's A'."""
     mean, then = statistics.fmean, [s.item.group_success for s in drawn if s.item.group_success is not None]
     return {
         "replay/age": mean(step - s.step for s in drawn),
         "replay/advantage": mean(today),
         "replay/reward": mean(s.reward for s in drawn),
-        "replay/task_success": mean(outcomes.success_rates(s.item for s in drawn)),
         "replay/surprisal": mean(s.item.surprisal for s in drawn),
     } | ({"replay/group_success": mean(then)} if then else {})
 

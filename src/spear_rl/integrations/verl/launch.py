@@ -47,9 +47,6 @@ def require_expressible(algorithm: Algorithm) -> ClippedSurrogate:
         raise ConfigError("algorithm.entropy_floor: verl's updates do not tell their entropy to a step; leave it out")
     if algorithm.imitation and isinstance(algorithm.imitation.weight, ByEntropy):
         raise ConfigError("algorithm.imitation.schedule: with verl it is steps or success; a step learns no entropy")
-    replay_loss = algorithm.imitation and algorithm.imitation.loss
-    if isinstance(replay_loss, ClippedSurrogate) and replay_loss.max_second_moment:
-        raise ConfigError("algorithm.imitation.max_second_moment: verl's loss has no such bound; leave it out")
     parts = [part.loss for part in (algorithm, algorithm.imitation) if part]
     losses = [require_surrogate(loss, _REDUCTIONS, setting="algorithm.name", framework="verl") for loss in parts]
     on_policy, *replayed = [loss.covariance for loss in losses]

@@ -10,6 +10,7 @@ from torch import Tensor
 from spear_rl.algorithms import ClippedSurrogate
 from spear_rl.engines.base import Term
 from spear_rl.functional import LossInputs
+from spear_rl.functional.losses import row_second_moments
 from spear_rl.integrations.shared.episodes import fields_of
 from spear_rl.train.step import mean_metrics
 from spear_rl.types import Metrics
@@ -51,35 +52,42 @@ def joint_loss(
     return total, metrics
 
 
-def keep_function(term: Term) -> Callable[[LossInputs], Tensor] | None:
-    """The term's covariance clipping: [B, T] weights, 0 on clipped tokens; None without it."""
-    return term.loss.keep if isinstance(term.loss, ClippedSurrogate) else None
+def is_clipped(term: Term) -> bool:
+    """Whether the current log-probabilities decide which of the term's tokens train."""
+    return isinstance(term.loss, ClippedSurrogate) and bool(term.loss.keep or term.loss.max_second_moment)
 
 
 def covariance_clipped(term: Term, logprobs: Tensor, beside: LossInputs | None = None) -> tuple[Term, Metrics]:
-    """The term with an advantage of 0 on the tokens that covariance clipping drops.
+    """The term with an advantage of 0 on the tokens that covariance clipping drops, and on rows that are too stale.
 
     An advantage of 0 is the same as a weight of 0, and the token still counts in the reduction. `logprobs` are the
     current policy's, [B, T] as the batch; `beside` are other rows of the same optimizer step.
     """
-    batch, mask, keep = term.batch, term.batch.mask, keep_function(term)
-    assert keep is not None
+    batch, mask, loss = term.batch, term.batch.mask, term.loss
+    assert isinstance(loss, ClippedSurrogate)
     own = LossInputs(logprobs, batch.old_logprobs, batch.advantages, mask, generator=term.generator, beside=beside)
-    kept = keep(own)
     ratio = (logprobs - batch.old_logprobs)[mask].exp()
-    metrics = {"covariance_clip_fraction": float((1 - kept)[mask].mean()), "ratio": float(ratio.mean())}
-    return replace(term, batch=replace(batch, advantages=batch.advantages * kept)), metrics
+    metrics, advantages = {"ratio": float(ratio.mean())}, batch.advantages
+    if loss.keep:
+        kept = loss.keep(own)
+        metrics["covariance_clip_fraction"], advantages = float((1 - kept)[mask].mean()), advantages * kept
+    if loss.max_second_moment:
+        moments = row_second_moments(own)
+        stale = moments > loss.max_second_moment
+        metrics |= {"second_moment": float(ratio.square().mean()), "held_back": float(stale.float().mean())}
+        advantages = torch.where(stale[:, None], 0.0, advantages)
+    return replace(term, batch=replace(batch, advantages=advantages)), metrics
 
 
 def with_clipped_replay(
     updates: Sequence[Sequence[Term]], scores: Callable[[Sequence[Term]], Sequence[Tensor]]
 ) -> tuple[list[list[Term]], Metrics]:
-    """A step's updates with covariance clipping applied to replay.
+    """A step's updates with covariance clipping and the bound on stale rows applied to replay.
 
     `scores` returns each term's log-probabilities by the current policy; it is called once for all terms that need it.
     On-policy rows have theirs as old ones: the same policy wrote them.
     """
-    replayed = [(term, own) for own in updates for term in own if term.name == "replay" and keep_function(term)]
+    replayed = [(term, own) for own in updates for term in own if term.name == "replay" and is_clipped(term)]
     scored = scores([term for term, _ in replayed]) if replayed else []
     clipped = {
         id(term): covariance_clipped(term, now, _on_policy(own))
