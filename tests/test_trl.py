@@ -589,6 +589,7 @@ def test_every_row_is_trained_once_and_ranks_have_as_many_rows(parts, ranks):
         ({"spear": {"bonus": 1.0}}, "tool_bonus"),
         ({"spear": {"update": "separate"}}, "joint"),
         ({"spear": {"covariance": CovarianceClip(joint_means=True)}}, "joint_means=False"),
+        ({"spear": {"join_lost": True}}, "join_lost must be False"),
         ({"spear": {"max_agee": 3}}, r"^spear: there is no option 'max_agee'; did you mean max_age\?$"),
         ({"spear": {"imitaton": 0.5}}, r"^spear: there is no option 'imitaton'; did you mean imitation\?$"),
         (
