@@ -14,8 +14,10 @@ import subprocess
 import sys
 import time
 import warnings
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ import pytest
 from household_worlds import write_problem
 from spear_rl.app.build.rollout import tasks_of
 from spear_rl.app.config import load
+from spear_rl.engines.models.tiny import tiny_tokenizer
 from spear_rl.envs import ENVIRONMENTS, alfworld, household
 from spear_rl.envs.alfworld import gamefile, games, manifest, panel, stock
 from spear_rl.envs.alfworld.gamefile import read_game_file
@@ -31,6 +34,10 @@ from spear_rl.envs.household.generator import generated_problem
 from spear_rl.envs.household.rules.game import game_tables, grounded_game
 from spear_rl.errors import ConfigError, MissingExtraError
 from spear_rl.io import cache as store
+from spear_rl.rollout import ChatRenderer, collect_groups
+from spear_rl.rollout.choice import Start
+from spear_rl.rollout.collect import demonstration
+from spear_rl.rollout.rendering.renderer import LAYOUTS
 from spear_rl.testing import check_environment
 
 GRAMMAR = 'grammar :: """{"task": [{"rhs": "Your task is to: TASK"}]}""";'
@@ -538,3 +545,29 @@ def test_a_thousand_environments_share_their_games(data: Path) -> None:
     observations = [env.reset() for env in envs]
     assert len({id(env._new_episode.args[0]) for env in envs}) == 12  # type: ignore[attr-defined]
     assert len(set(observations)) == 12
+
+
+@pytest.mark.usefixtures("data")
+@pytest.mark.parametrize("layout", ["chat", "turns"])
+def test_a_game_begins_within_a_win_as_it_went(layout: str) -> None:
+    tokenizer = tiny_tokenizer(["".join(map(chr, range(32, 127)))])
+    renderer, lay_out = ChatRenderer(tokenizer), LAYOUTS[layout]
+    for task in alfworld.tasks("train", max_tasks=4):
+        win = demonstration(task, renderer=renderer, layout=lay_out, tagged=True, seed=0)
+        assert win.success
+        for num_given in range(1, len(win.turns)):
+            rest = iter([turn.completion for turn in win.turns[num_given:]])
+            generator = SimpleNamespace(generate=lambda prompts, rest=rest: [next(rest) for _ in prompts])
+            start = Start(tuple(replace(turn, prompt_ids=[]) for turn in win.turns), num_given)
+            [group] = collect_groups(
+                [task],
+                group_size=1,
+                generator=generator,
+                renderer=renderer,
+                layout=lay_out,
+                max_turns=len(win.turns),
+                step=0,
+                starts=[start],
+            )
+            [again] = group.trajectories
+            assert again == replace(win, num_given=num_given)

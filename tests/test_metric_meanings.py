@@ -45,6 +45,10 @@ TRAININGS: dict[str, list[str]] = {
     "nothing trains on-policy": ["lookup", f"algorithm.name=spear-{__name__}:nothing_after_three", *EVENLY],
     "a base": ["lookup", "algorithm.name=dr-bot-grpo", *NO_REPLAY],
     "webshop": ["webshop-tiny", "rollout.max_turns=2", "eval.max_turns=2", *NO_REPLAY],
+    "tasks return, wins join, groups restart": [
+        "lookup", "rollout.return_share=0.3", "rollout.restart_share=0.3", "algorithm.imitation.join_lost=true",
+        *EVENLY,
+    ],
     "own measures": ["lookup", f"task.env={__name__}:coins", *NO_REPLAY],
 }  # fmt: skip
 MEASURES = {"rollout/coins", "rollout/odd name/x"}

@@ -141,6 +141,7 @@ CHOICES = {
     "algorithm.covariance.on_policy": "clip", "eval.split": "test",
     "algorithm.divide_by_std": "true", "algorithm.dual_clip": "3.0", "algorithm.imitation.unit": "turns",
     "algorithm.imitation.divide_by_std": "true", "algorithm.anchor": "text", "rollout.history": "answer",
+    "rollout.return_when": "mixed",
     "algorithm.reduction": "sequence_mean", "algorithm.ppo.level": "turn",
 }  # fmt: skip
 

@@ -23,6 +23,7 @@ from spear_rl.engines.vision import Pixels
 from spear_rl.envs import sokoban
 from spear_rl.errors import ConfigError
 from spear_rl.rollout import Sampling
+from spear_rl.rollout.choice import Start
 from spear_rl.rollout.collect import collect_groups, demonstration
 from spear_rl.rollout.rendering.images import VisionRenderer, pil_image
 from spear_rl.rollout.rendering.renderer import LAYOUTS, ChatRenderer
@@ -158,6 +159,29 @@ def test_the_sampler_and_the_training_forward_agree_on_every_token(make: Any, la
     assert [len(turn.images) for turn in episodes[0].turns] == ([1, 2, 3] if layout == "chat" else [1, 1, 1])
     logprobs, _ = engine.scored(batch)
     torch.testing.assert_close(logprobs[batch.mask], batch.old_logprobs[batch.mask], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["chat", "turns", "log", "now"])
+def test_given_turns_of_a_win_have_its_pictures_again(layout: str) -> None:
+    engine = engine_of(llava())
+    renderer, lay_out = VisionRenderer(engine.processor), partial(LAYOUTS[layout], detail="short")
+    [task] = sokoban.tasks("train", observation="image", tile=4, max_tasks=1)
+    win = demonstration(task, renderer=renderer, layout=lay_out, tagged=False, seed=0)
+    num_given = len(win.turns) - 1
+    start = Start(tuple(replace(turn, prompt_ids=[], images=()) for turn in win.turns), num_given)
+    [group] = collect_groups(
+        [task],
+        group_size=2,
+        generator=engine,
+        renderer=renderer,
+        layout=lay_out,
+        max_turns=len(win.turns),
+        step=0,
+        starts=[start],
+    )
+    for t in group.trajectories:
+        assert t.turns[:num_given] == win.turns[:num_given]
+        assert (t.turns[-1].prompt_ids, t.turns[-1].images) == (win.turns[-1].prompt_ids, win.turns[-1].images)
 
 
 @pytest.mark.parametrize("make", [llava, qwen2_vl])

@@ -593,6 +593,7 @@ def test_every_row_is_trained_once_and_ranks_have_as_many_rows(parts, ranks):
         ({"spear": {"imitation": BySuccess(0.0, 1.0)}}, "neither success nor entropy"),
         ({"spear": {"imitation": ByEntropy(1.0)}}, "neither success nor entropy"),
         ({"spear": {"priority": ["newest"]}}, "there is no 'newest'"),
+        ({"spear": {"join_lost": True}}, "join_lost must be False"),
         ({"spear": {"max_agee": 3}}, r"^spear: there is no option 'max_agee'; did you mean max_age\?$"),
         ({"spear": {"imitaton": 0.5}}, r"^spear: there is no option 'imitaton'; did you mean imitation\?$"),
         (

@@ -16,6 +16,7 @@ _COLD = ("run.seed", "run.threads", "task.", "engine.", "sft.", "rollout.", "opt
 _NOT_COLD = (
     "sft.checkpoint_seconds", "engine.importance_cap", "engine.generator", "engine.vllm_memory",
     "rollout.num_tasks", "rollout.group_size", "rollout.workers", "rollout.step_timeout",
+    "rollout.return_share", "rollout.return_when", "rollout.restart_share", "rollout.restart_success",
 )  # fmt: skip
 """Prefixes of the settings that a cold start depends on, and those among them that it does not."""
 _BARE = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
