@@ -177,6 +177,12 @@ BREAKING: dict[str, tuple[str, Callable[[int], Row], list[str], list[str]]] = {
         ["60% of the groups", "50% of all lost every episode", "easier tasks", "a larger rollout.group_size (it is 8)"],
         [],
     ),
+    "groups are flat in both ways": (
+        "flat_groups",
+        changed(rollout__flat_groups=0.6, rollout__flat_lost=0.3, rollout__flat_won=0.3),
+        ["tasks between those that are always won and always lost or a larger rollout.group_size"],
+        [],
+    ),
     "groups are flat, far too hot": (
         "flat_groups",
         changed(rollout__flat_groups=0.9, rollout__flat_lost=0.9, rollout__flat_won=0.0),
@@ -185,7 +191,7 @@ BREAKING: dict[str, tuple[str, Callable[[int], Row], list[str], list[str]]] = {
     ),
     "groups are flat, far too cold": (
         "flat_groups",
-        changed(rollout__flat_groups=0.8, rollout__flat_lost=0.3, rollout__flat_won=0.5),
+        changed(rollout__flat_groups=0.8, rollout__flat_lost=0.2, rollout__flat_won=0.6),
         ["harder tasks", "a higher rollout.temperature (it is 0.1)"],
         ["rollout.temperature=0.1"],
     ),
@@ -317,6 +323,29 @@ def test_flat_groups_are_counted_by_what_all_their_episodes_did() -> None:
     assert metrics["rollout/truncated_turns"] == pytest.approx(4 / 13)
 
 
+@pytest.mark.parametrize(("lost", "times"), [(0.05, 0), (0.15, 1)])
+def test_groups_that_all_won_are_no_fault_unless_others_all_lost(lost: float, times: int, tmp_path: Path) -> None:
+    stuck = changed(rollout__success=0.85, rollout__flat_groups=0.9, rollout__flat_won=0.9 - lost)
+    assert len(watched(tmp_path, stream(stuck, changed(rollout__flat_lost=lost)))) == times
+
+
+HEALTHY = {
+    "lookup": [],
+    "quickstart": ["sft.episodes=2500", "run.steps=20", "eval.tasks=0"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", HEALTHY)
+def test_a_real_run_that_learns_brings_no_warning(preset: str, spear, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    code, text = spear("train", preset, f"run.dir={run}", "run.threads=1", *HEALTHY[preset])
+    assert code == 0, text
+    assert len(logged(run)) >= 20
+    assert not (run / WARNINGS).exists(), (run / WARNINGS).read_text()
+    assert "warning" not in text
+
+
 ABSURD = [
     "run.steps=14", "rollout.temperature=60", "rollout.num_tasks=2", "rollout.group_size=2", "sft.episodes=0",
     "eval.tasks=0", "run.threads=1", "run.checkpoint_every=5", "run.trajectories_every=0", "rollout.max_new_tokens=2",
@@ -395,6 +424,7 @@ def test_the_documentation_has_the_thresholds_of_the_code() -> None:
     assert {line.split("`")[1] for line in table.splitlines() if line.startswith("| `")} == KINDS
     for figure in (
         warnings.WINDOW, warnings.START, warnings.SOLVED, warnings.NEARLY_SOLVED, warnings.LEAST_TOOL_TURNS,
-        warnings.RISE, warnings.LEAST_ENTROPY, warnings.EASY, warnings.EASY_GAP, warnings.GROWN_TRUNCATED,
+        warnings.RISE, warnings.LEAST_ENTROPY, warnings.EASY, warnings.EASY_GAP, warnings.LOST,
+        warnings.GROWN_TRUNCATED,
     ):  # fmt: skip
         assert f"{figure:g}" in table

@@ -18,13 +18,13 @@ from spear_rl.train.callbacks import WARNINGS, Callback, Event
 START, WINDOW = 5, 10
 """Steps at the beginning of a run, and the latest steps, that means are taken over."""
 SOLVED = 0.9
-"""From this success on, flat groups, low entropy and a silent replay are what the end of learning looks like."""
+"""From this success on, low entropy, easy wins and a silent replay are what the end of learning looks like."""
 NEARLY_SOLVED = 0.8
-"""From this success on, the baseline may be the highest reward: there is little left to imitate."""
+"""From this success on, most groups may win all, and the baseline may be the highest reward."""
 LEAST_TOOL_TURNS, TOOL_SHARE, RISE = 0.2, 1 / 3, 0.05
 ENTROPY_SHARE, LEAST_ENTROPY = 0.25, 0.005
 EASY, EASY_GAP = 0.75, 0.1
-FLAT, INVALID, TRUNCATED = 0.5, 0.5, 0.5
+FLAT, LOST, INVALID, TRUNCATED = 0.5, 0.1, 0.5, 0.5
 GROWN_TRUNCATED, GROWTH = 0.1, 3.0
 
 
@@ -187,7 +187,7 @@ class Rules:
 
     def _flat_groups(self) -> str:
         flat, lost, won = (self._now(f"rollout/flat_{name}") for name in ("groups", "lost", "won"))
-        if not flat >= FLAT or self._is_solved:
+        if not flat >= FLAT or (self._now("rollout/success") >= NEARLY_SOLVED and lost < LOST):
             return ""
         kinds = f"{lost:.0%} of all lost every episode and {won:.0%} won every one"
         one = f"{flat:.0%} of the groups have one reward for all their episodes and teach nothing ({kinds})"
@@ -196,8 +196,8 @@ class Rules:
     def _flat_advice(self, lost: float, won: float) -> str:
         rollout, sft = self._config.rollout, self._config.sft
         advice = [f"a larger rollout.group_size (it is {rollout.group_size})"]
-        if max(lost, won) >= FLAT / 2:
-            advice.insert(0, "easier tasks" if lost >= won else "harder tasks")
+        middle = "tasks between those that are always won and always lost"
+        advice.insert(0, "easier tasks" if lost >= 2 * won else "harder tasks" if won >= 2 * lost else middle)
         if lost >= won and not sft.episodes:
             advice.insert(0, "a cold start (sft.episodes)")
         if lost >= won and rollout.temperature > 1:
