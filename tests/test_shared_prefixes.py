@@ -209,3 +209,160 @@ def test_a_wrong_shared_layout_is_found_out_before_training(tokenizer, monkeypat
     right = layout.Paths
     monkeypatch.setattr(layout, "Paths", lambda index, starts: right(index.roll(1), starts))
     assert "common prefix" in disagreement(model, tokenizer, plain_head=True, generates=False)
+
+
+def per_row(q, k, starts, key_starts, max_q, max_k):
+    """(queries, keys, allowed pairs) of each row: a causal mask aligned to the end of its keys."""
+    for n in range(len(starts) - 1):
+        own, keys = slice(starts[n], starts[n + 1]), slice(key_starts[n], key_starts[n + 1])
+        count, length = len(q[own]), len(k[keys])
+        assert 0 < count <= min(max_q, length)
+        assert length <= max_k
+        yield own, keys, torch.ones(count, length, dtype=torch.bool).tril(length - count)
+
+
+def flash_forward(q, k, v, starts, key_starts, max_q, max_k, dropout, causal, debug, *, scale):
+    """What the fused kernel computes."""
+    out, sums, group = torch.empty_like(q), q.new_empty(q.shape[1], len(q)), q.shape[1] // k.shape[1]
+    assert causal
+    for own, keys, mask in per_row(q, k, starts, key_starts, max_q, max_k):
+        scores = torch.einsum("qhd,khd->hqk", q[own], k[keys].repeat_interleave(group, 1)) * scale
+        scores = scores.masked_fill(~mask, float("-inf"))
+        out[own] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v[keys].repeat_interleave(group, 1))
+        sums[:, own] = scores.logsumexp(-1)
+    return out, sums, None, None, None
+
+
+def flash_backward(grad, q, k, v, out, sums, starts, key_starts, max_q, max_k, dropout, causal, seed, unused, *, scale):
+    by_query, by_key, by_value, group = *map(torch.empty_like, (q, k, v)), q.shape[1] // k.shape[1]
+    assert causal
+    for own, keys, mask in per_row(q, k, starts, key_starts, max_q, max_k):
+        key, value = (x[keys].repeat_interleave(group, 1) for x in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q[own], key) * scale
+        weights = (scores - sums[:, own, None]).exp() * mask
+        slope = weights * (torch.einsum("qhd,khd->hqk", grad[own], value) - (grad * out)[own].sum(-1).T[:, :, None])
+        by_query[own] = torch.einsum("hqk,khd->qhd", slope, key) * scale
+        for total, each in (
+            (by_key, torch.einsum("hqk,qhd->khd", slope, q[own]) * scale),
+            (by_value, torch.einsum("hqk,qhd->khd", weights, grad[own])),
+        ):
+            total[keys] = each.unflatten(1, (-1, group)).sum(2)
+    return by_query, by_key, by_value
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_operators_for_gpus_train_as_plain_code_does(tokenizer, monkeypatch, compiled):
+    """Their kernel, which needs a GPU, is replaced by what it computes."""
+    from torch._dynamo.utils import counters
+
+    rng = random.Random(5)
+    batches = [batch_of(rng, random_tree(rng, size)) for size in (9, 5, 12, 7)]
+    engines = [engine_of(tokenizer, share=share) for share in (False, True)]
+    expected = [results(engines[0], batch) for batch in batches]
+    monkeypatch.setattr(attention, "_is_fused", lambda q: True)
+    monkeypatch.setattr(attention, "_flash_forward", flash_forward)
+    monkeypatch.setattr(attention, "_flash_backward", flash_backward)
+    if compiled:
+        torch._dynamo.reset()
+        for layer in engines[1].model.model.layers:
+            layer.compile(dynamic=True, fullgraph=True, backend="aot_eager")
+    graphs = []
+    for batch, wanted in zip(batches, expected, strict=True):
+        assert_same(results(engines[1], batch), wanted)
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert len(set(graphs)) == 1  # the first batch compiled all that was needed
+
+
+def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((got.float() - expected.float()).norm() / expected.float().norm())
+
+
+def alfworld_like(rng: random.Random, *, groups: int, turns: int = 16) -> Batch:
+    rows, masks = episodes(rng, groups=groups, size=8, turns=turns, first=350, log=30, answer=12)
+    return batch_of(rng, rows, masks)
+
+
+@needs_gpu
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(9, 3, 64), (4, 4, 32), (16, 2, 128), (6, 1, 80)])
+def test_on_a_gpu_a_row_attends_to_its_path_forwards_and_backwards(heads, kv_heads, width):
+    rng = random.Random(heads)
+    rows = episodes(rng, groups=2, size=3, turns=5, first=140, log=31, answer=12)[0]
+    batch = batch_of(rng, [*rows, *random_tree(rng, 9), rows[3]])
+    lengths = batch.attention.sum(1)
+    order, shared = layout.row_order(batch.input_ids, lengths, share=True)
+    inputs, _ = layout.packed_inputs(batch.input_ids[order], lengths[order], shared, torch.device("cuda"))
+    count = inputs["input_ids"].numel()
+    torch.manual_seed(0)
+    q, k, v = (
+        torch.randn(count, n, width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for n in (heads, kv_heads, kv_heads)
+    )
+    out = attention._row_attention(q, k, v, inputs["rows"], 0.1)
+    exact = attention._row_attention(q.float(), k.float(), v.float(), inputs["rows"], 0.1)
+    assert relative(out, exact) < 0.01
+    wish = torch.randn_like(exact)
+    got = torch.autograd.grad((out.float() * wish).sum(), (q, k, v))
+    expected = torch.autograd.grad((exact * wish).sum(), (q, k, v))
+    assert max(relative(a, b) for a, b in zip(got, expected, strict=True)) < 0.02
+
+
+def gpu_engine(tokenizer, *, share: bool, **options) -> HFEngine:
+    """As a user has it on a GPU: bfloat16, compiled layers, limits by memory."""
+    shape = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "initializer_range": 0.06}
+    options = {"micro_batch_tokens": None, "max_kept_tokens": None, "max_grad_norm": 1e9, "num_slots": 16} | options
+    model = model_of("llama", **(shape | options.pop("shape", {})))
+    return HFEngine(model, tokenizer, device="cuda", dtype=torch.bfloat16, share_prefixes=share, **options)
+
+
+@needs_gpu
+@pytest.mark.parametrize(
+    "options", [{}, {"micro_batch_tokens": 1500, "max_kept_tokens": 3000}, {"checkpointing": True}]
+)
+def test_on_a_gpu_shared_prefixes_train_as_separate_rows_do(tokenizer, options):
+    batch = alfworld_like(random.Random(0), groups=2, turns=6)
+    found = []
+    for share in (False, True):
+        engine = gpu_engine(tokenizer, share=share, **options)
+        assert engine.packed
+        scores = engine.scored(batch)[0]
+        engine.update([Term("policy", batch, clipped_surrogate)])
+        found.append((scores, torch.cat([p.grad.flatten() for p in engine._masters.trained])))
+    assert (found[0][0] - found[1][0])[batch.mask.cuda()].abs().mean() < 0.02
+    assert relative(found[1][1], found[0][1]) < 0.05
+
+
+@needs_gpu
+def test_on_a_gpu_nothing_is_compiled_anew_for_other_shared_rows(tokenizer):
+    from torch._dynamo.utils import counters
+
+    rng, engine = random.Random(1), gpu_engine(tokenizer, share=True)
+    seen = []
+    for groups, turns in ((2, 4), (1, 3), (3, 7), (1, 12)):
+        batch = alfworld_like(rng, groups=groups, turns=turns)
+        engine.scored(batch)
+        engine.update([Term("policy", batch, clipped_surrogate)])
+        engine.generate([[5, 6, 7]] * 3)
+        engine.sync()
+        seen.append(counters["stats"]["unique_graphs"])
+    assert len(set(seen)) == 1
+
+
+@needs_gpu
+def test_on_a_gpu_sharing_is_faster_and_takes_less_memory(tokenizer):
+    shape = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+             "num_key_value_heads": 3, "vocab_size": 49152, "initializer_range": 0.02}  # fmt: skip
+    batch, taken = alfworld_like(random.Random(2), groups=4), {}
+    for share in (False, True):
+        torch.cuda.empty_cache()
+        engine = gpu_engine(tokenizer, share=share, shape=shape)
+        fed = sum(part.model_inputs["input_ids"].numel() for part in engine._micro_batches(batch))
+        for _ in range(3):
+            torch.cuda.reset_peak_memory_stats()
+            start = time.perf_counter()
+            engine.update([Term("policy", batch, clipped_surrogate)])
+            seconds = time.perf_counter() - start
+        taken[share] = seconds, torch.cuda.max_memory_allocated()
+        print(f"\nshared {share}: {fed} tokens, {seconds:.3f} s per update, {taken[share][1] / 2**30:.1f} GiB")
+        del engine
+    assert taken[True][0] < 0.6 * taken[False][0]
+    assert taken[True][1] < taken[False][1]

@@ -19,6 +19,8 @@ from torch.nn import functional
 
 NAME = "spear"
 
+_flash_forward, _flash_backward = torch.ops.aten._flash_attention_forward, torch.ops.aten._flash_attention_backward
+
 _UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias", "indices", "block_indices")
 """What models may ask of attention beyond causal softmax; ignoring it would change results silently."""
 
@@ -140,13 +142,13 @@ def packed_attention(
 
 
 def _is_fused(q: Tensor) -> bool:
-    return q.is_cuda and _VARLEN is not None and q.dtype != torch.float32
+    return q.is_cuda and q.dtype != torch.float32
 
 
 def _row_attention(q: Tensor, k: Tensor, v: Tensor, rows: Rows, scale: float) -> Tensor:
     """Each row attends to itself, or to its path."""
     paths = rows.paths
-    if _is_fused(q):
+    if _VARLEN is not None and _is_fused(q):
         out: Tensor
         if paths is None:
             out = _VARLEN(
@@ -175,7 +177,7 @@ def _path_attention(
 ) -> tuple[Tensor, Tensor]:
     """Each row's queries attend to its path; ([T, heads, width] outputs, [heads, T] log-sum-exp)."""
     keys, values = k.index_select(0, index), v.index_select(0, index)
-    out, log_sums = torch.ops.aten._flash_attention_forward(
+    out, log_sums = _flash_forward(
         q, keys, values, starts, path_starts, limit - 1, limit - 1, 0.0, True, False, scale=scale
     )[:2]
     return out.contiguous(), log_sums.contiguous()
@@ -194,7 +196,7 @@ def _path_attention_backward(
     """Gradients of queries, keys and values; those of a shared token are summed in float32."""
     keys, values = k.index_select(0, index), v.index_select(0, index)
     seed, unused = torch.zeros(2, dtype=torch.uint64, device=q.device), torch.empty(0, device=q.device)
-    by_query, *others = torch.ops.aten._flash_attention_backward(
+    by_query, *others = _flash_backward(
         grad, q, keys, values, out, log_sums, starts, path_starts, limit - 1, limit - 1, 0.0, True, seed, unused,
         scale=scale,
     )  # fmt: skip
@@ -240,7 +242,7 @@ def _cached_attention(
     values.index_copy_(0, places, v)
     if has_kernel(q.device, q.dtype):
         # varlen_attn takes slots longer than their rows only from torch 2.12 on; the operator below it always did.
-        out: Tensor = torch.ops.aten._flash_attention_forward(
+        out: Tensor = _flash_forward(
             q, keys, values, starts, bases, limit - 1, slot_tokens, 0.0, True, False, scale=scale, seqused_k=lengths
         )[0]
         return out

@@ -51,7 +51,7 @@ def packed_cuts(lengths: Tensor, shared: Tensor, max_tokens: int) -> list[int]:
 def packed_inputs(
     input_ids: Tensor, lengths: Tensor, shared: Tensor, device: torch.device
 ) -> tuple[dict[str, Any], Tensor]:
-    """(The model's inputs, [N, T] where each token lies) of padded rows, whose prefixes of `shared` tokens are left out.
+    """(The model's inputs, [N, T] where each token lies) of padded rows; prefixes of `shared` tokens are left out.
 
     [[5 6 .] [5 6 7] [5 8 .]] of which 0, 2 and 1 are shared becomes 5 6 7 8 at positions 0 1 2 1; the rows lie at
     [0 1 .], [0 1 2] and [0 3 .]. What the first row is said to share is ignored.
