@@ -23,7 +23,7 @@ from spear_rl.engines.memory import MAX_LOGITS, OUT_OF_MEMORY, memory_guard, rai
 from spear_rl.engines.models import prepare
 from spear_rl.engines.models.lora import merged_weights, save_adapter
 from spear_rl.engines.models.master_weights import MasterWeights
-from spear_rl.engines.packed.attention import packed_inputs
+from spear_rl.engines.packed.layout import packed_cuts, packed_inputs, row_order
 from spear_rl.engines.vision import Pixels, VisionDecoder
 from spear_rl.functional.losses import LossInputs
 from spear_rl.rollout.collect import Lockstep
@@ -48,6 +48,7 @@ class HFEngine:
         micro_batch_tokens, max_kept_tokens: None chooses by the device's memory.
         dtype: what the model computes in; weights are trained in float32 in any case.
         packed: None packs where the model and the device allow it.
+        share_prefixes: compute what packed rows have in common at their beginning once.
         compiled: compile the model's layers (half a minute at the start, then faster); None does so on a GPU.
         checkpointing: gradient checkpointing: a third slower, a tenth of the memory.
         num_slots, slot_tokens: of the KV cache; longer conversations make it grow, with a pause.
@@ -71,6 +72,7 @@ class HFEngine:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         packed: bool | None = None,
+        share_prefixes: bool = True,
         compiled: bool | None = None,
         checkpointing: bool = False,
         num_slots: int = 256,
@@ -95,7 +97,7 @@ class HFEngine:
             has_images=processor is not None,
         )  # fmt: skip
         compiled = self.packed and model.device.type == "cuda" if compiled is None else compiled
-        self._checkpointing = checkpointing
+        self._checkpointing, self._share_prefixes = checkpointing, share_prefixes
         prepare.prepare_layers(model, packed=self.packed, compiled=compiled, checkpointing=checkpointing)
         ends = prepare.all_end_ids(model, tokenizer) if end_ids is None else list(end_ids)
         self._slots: SlotDecoder | None = None
@@ -249,31 +251,32 @@ class HFEngine:
         return {f"{term.name}/{name}": float(value) for name, value in values.items()}, inputs
 
     def _micro_batches(self, batch: Batch) -> list[MicroBatch]:
-        """Rows of similar length within the token budget, all transferred to the device at once."""
+        """Rows of similar length, or that begin alike, within the token budget, all transferred at once."""
         device, lengths = self.model.device, batch.attention.sum(1)
         sent = partial(Tensor.to, device=device, non_blocking=True)
         if not torch.equal(batch.attention, torch.arange(batch.attention.shape[1]) < lengths[:, None]):
             raise ValueError("a Batch must be padded on the right")
-        order = lengths.argsort(stable=True)
-        cuts, fed, start = [0], 0, 0
-        for place, width in enumerate(lengths[order].tolist()):
-            fed = fed + width if self.packed else width * (place - start + 1)
-            if place > start and fed > self._micro_batch_tokens:
-                cuts.append(place)
-                start, fed = place, width
+        if self.packed:
+            order, shared = row_order(batch.input_ids, lengths, share=self._share_prefixes)
+            cuts = packed_cuts(lengths[order], shared, self._micro_batch_tokens)
+        else:
+            order, cuts = lengths.argsort(stable=True), [0]
+            for place, width in enumerate(lengths[order].tolist()):
+                if place > cuts[-1] and width * (place - cuts[-1] + 1) > self._micro_batch_tokens:
+                    cuts.append(place)
         out, room = [], self._max_kept_tokens
         for start, end in pairwise([*cuts, len(order)]):
             rows = order[start:end]
-            sizes, width = lengths[rows], int(lengths[rows[-1]])
-            room -= int(sizes.sum()) if self.packed else len(rows) * width
+            sizes, width = lengths[rows], int(lengths[rows].max())
             ids, mask = batch.input_ids[rows, :width], batch.mask[rows, :width]
             row, column = torch.nonzero(mask[:, 1:], as_tuple=True)
             predictors: tuple[Tensor | int, Tensor]
             if self.packed:
-                places = (sizes.cumsum(0) - sizes)[row] + column
-                inputs, predictors = packed_inputs(ids, sizes, device), (0, sent(places))
+                inputs, places = packed_inputs(ids, sizes, shared[start:end], device)
+                predictors = (0, sent(places[row, column].long()))
             else:  # no attention mask: causal attention never sees padding on the right
                 inputs, predictors = {"input_ids": sent(ids)}, (sent(row), sent(column))
+            room -= inputs["input_ids"].numel()
             targets, target_index = sent(ids[row, column + 1]), (sent(row), sent(column + 1))
             images = tuple(batch.images[n] for n in rows.tolist()) if isinstance(batch, ImageBatch) else None
             out.append(MicroBatch(sent(rows), width, room >= 0, inputs, predictors, targets, target_index, images))

@@ -19,6 +19,8 @@ from torch.nn import functional
 
 NAME = "spear"
 
+_flash_forward, _flash_backward = torch.ops.aten._flash_attention_forward, torch.ops.aten._flash_attention_backward
+
 _UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias", "indices", "block_indices")
 """What models may ask of attention beyond causal softmax; ignoring it would change results silently."""
 
@@ -37,31 +39,31 @@ class CachedRows:
 
 
 @dataclass(frozen=True)
+class Paths:
+    """Which tokens N rows attend to, where they share prefixes: each row owns the last tokens of its path."""
+
+    index: Tensor
+    """[P] int32, the tokens of all paths, one path after another; ascending within a path."""
+    starts: Tensor
+    """[N + 1] int32: the path of row n is index[starts[n]] to index[starts[n + 1]]."""
+
+
+@dataclass(frozen=True)
 class Rows:
     """How T packed tokens divide into N rows."""
 
     starts: Tensor
     """[N + 1] int32: row n is tokens starts[n] to starts[n + 1]."""
     limit: int
-    """Every row is shorter than this. At least 2: torch.compile specialises on 1."""
+    """Every row, or path, is shorter than this. At least 2: torch.compile specialises on 1."""
     cached: CachedRows | None = None
+    paths: Paths | None = None
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device | str) -> Rows:
         """Rows of these lengths, without a cache."""
         starts = torch.tensor([0, *lengths]).cumsum(0).to(device, torch.int32)
         return cls(starts, max(lengths) + 1)
-
-
-def packed_inputs(input_ids: Tensor, lengths: Tensor, device: torch.device) -> dict[str, Any]:
-    """Padded rows laid end to end.
-
-    [[5 6 .] [7 8 9]] of lengths 2 and 3 becomes 5 6 7 8 9 at positions 0 1 0 1 2.
-    """
-    attention = torch.arange(input_ids.shape[1]) < lengths[:, None]
-    positions = torch.arange(input_ids.shape[1]).expand(attention.shape)[attention]
-    ids, positions = torch.stack([input_ids[attention], positions]).to(device, non_blocking=True)
-    return {"input_ids": ids[None], "position_ids": positions[None], "rows": Rows.of(lengths.tolist(), device)}
 
 
 def can_pack(model: Any) -> bool:
@@ -139,17 +141,89 @@ def packed_attention(
     return out[None], None
 
 
+def _is_fused(q: Tensor) -> bool:
+    return q.is_cuda and q.dtype != torch.float32
+
+
 def _row_attention(q: Tensor, k: Tensor, v: Tensor, rows: Rows, scale: float) -> Tensor:
-    """Each row attends to itself."""
-    if q.is_cuda and _VARLEN is not None and q.dtype != torch.float32:
-        out: Tensor = _VARLEN(
-            q, k, v, rows.starts, rows.starts, rows.limit - 1, rows.limit - 1, scale=scale, window_size=(-1, 0)
-        )
+    """Each row attends to itself, or to its path."""
+    paths = rows.paths
+    if _VARLEN is not None and _is_fused(q):
+        out: Tensor
+        if paths is None:
+            out = _VARLEN(
+                q, k, v, rows.starts, rows.starts, rows.limit - 1, rows.limit - 1, scale=scale, window_size=(-1, 0)
+            )
+        else:
+            out = torch.ops.spear.path_attention(q, k, v, paths.index, rows.starts, paths.starts, rows.limit, scale)[0]
         return out
     places = torch.arange(q.shape[0], device=q.device, dtype=torch.int32)
-    row = torch.searchsorted(rows.starts, places, right=True)
-    mask = (row[:, None] == row) & (places[:, None] >= places)
-    return _masked(q, k, v, mask, scale)
+    row = torch.searchsorted(rows.starts, places, right=True) - 1
+    if paths is None:
+        mask = row[:, None] == row
+    else:
+        entries = torch.arange(paths.index.shape[0], device=q.device, dtype=torch.int32)
+        owner = torch.searchsorted(paths.starts, entries, right=True) - 1
+        is_on_path = torch.zeros(rows.starts.shape[0] - 1, q.shape[0], dtype=torch.bool, device=q.device)
+        mask = is_on_path.index_put((owner, paths.index.long()), torch.ones_like(owner, dtype=torch.bool))[row]
+    return _masked(q, k, v, mask & (places[:, None] >= places), scale)
+
+
+# Operators of our own, because the backward pass gathers the keys again: kept for all layers, they would be several
+# times as large as all other activations. A causal mask is aligned to the end of a path, as flash attention has it.
+@torch.library.custom_op("spear::path_attention", mutates_args=())
+def _path_attention(
+    q: Tensor, k: Tensor, v: Tensor, index: Tensor, starts: Tensor, path_starts: Tensor, limit: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Each row's queries attend to its path; ([T, heads, width] outputs, [heads, T] log-sum-exp)."""
+    keys, values = k.index_select(0, index), v.index_select(0, index)
+    out, log_sums = _flash_forward(
+        q, keys, values, starts, path_starts, limit - 1, limit - 1, 0.0, True, False, scale=scale
+    )[:2]
+    return out.contiguous(), log_sums.contiguous()
+
+
+@_path_attention.register_fake
+def _(q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
+
+
+@torch.library.custom_op("spear::path_attention_backward", mutates_args=())
+def _path_attention_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sums: Tensor, index: Tensor, starts: Tensor,
+    path_starts: Tensor, limit: int, scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of queries, keys and values; those of a shared token are summed in float32."""
+    keys, values = k.index_select(0, index), v.index_select(0, index)
+    seed, unused = torch.zeros(2, dtype=torch.uint64, device=q.device), torch.empty(0, device=q.device)
+    by_query, *others = _flash_backward(
+        grad, q, keys, values, out, log_sums, starts, path_starts, limit - 1, limit - 1, 0.0, True, seed, unused,
+        scale=scale,
+    )  # fmt: skip
+    del keys, values
+    sums = []
+    while others:
+        zeros = torch.zeros(k.shape, dtype=torch.float32, device=k.device)
+        sums.append(zeros.index_add_(0, index, others.pop(0).float()).to(k.dtype))
+    return by_query.contiguous(), sums[0], sums[1]
+
+
+@_path_attention_backward.register_fake
+def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.limit, ctx.scale = inputs
+    ctx.save_for_backward(*tensors[:3], *output, *tensors[3:])
+
+
+def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    found = torch.ops.spear.path_attention_backward(grad, *ctx.saved_tensors, ctx.limit, ctx.scale)
+    return (*found, None, None, None, None, None)
+
+
+_path_attention.register_autograd(_backward, setup_context=_keep_for_backward)
 
 
 # The cache is mutated, but not declared so: torch.compile would copy all of it, and nothing else in a layer reads it.
@@ -168,7 +242,7 @@ def _cached_attention(
     values.index_copy_(0, places, v)
     if has_kernel(q.device, q.dtype):
         # varlen_attn takes slots longer than their rows only from torch 2.12 on; the operator below it always did.
-        out: Tensor = torch.ops.aten._flash_attention_forward(
+        out: Tensor = _flash_forward(
             q, keys, values, starts, bases, limit - 1, slot_tokens, 0.0, True, False, scale=scale, seqused_k=lengths
         )[0]
         return out

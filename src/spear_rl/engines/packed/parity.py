@@ -14,7 +14,8 @@ from torch import Tensor
 
 from spear_rl.engines.base import NonFiniteLossError
 from spear_rl.engines.generation.continuous import SlotDecoder
-from spear_rl.engines.packed.attention import can_pack, detach_cache, packed_inputs, use_packed_attention
+from spear_rl.engines.packed.attention import can_pack, detach_cache, use_packed_attention
+from spear_rl.engines.packed.layout import packed_inputs, row_order
 from spear_rl.rollout.generator import Sampling
 
 TOLERANCE, HALF_TOLERANCE = 0.01, 0.2
@@ -49,6 +50,8 @@ def disagreement(model: Any, tokenizer: Any, *, plain_head: bool, generates: boo
         if generates:
             _converse(model, tokenizer, rows, plain_head)
         packed = _packed_scores(model, [row.ids for row in rows])
+        branches = _branches(rows)
+        shared = _packed_scores(model, branches, share=True)
     except NonFiniteLossError:  # nothing to compare; generation will report it
         return ""
     except torch.OutOfMemoryError:
@@ -64,11 +67,19 @@ def disagreement(model: Any, tokenizer: Any, *, plain_head: bool, generates: boo
     limit = (TOLERANCE if is_float32 else HALF_TOLERANCE) * float(torch.cat(exact).std())
     if not _distance(torch.cat(packed), torch.cat(exact)) <= limit:
         return f"{kind} scores rows differently with packed attention"
+    if not _distance(torch.cat(shared), torch.cat([_own_scores(model, ids) for ids in branches])) <= limit:
+        return f"{kind} scores rows with a common prefix differently with packed attention"
     if generates:
         expected = torch.cat([_completion_scores(row, scores) for row, scores in zip(rows, exact, strict=True)])
         if not _distance(torch.tensor([p for row in rows for p in row.logprobs]), expected.cpu()) <= limit:
             return f"{kind} generates differently with packed attention"
     return ""
+
+
+def _branches(rows: list[_Conversation]) -> list[list[int]]:
+    """Rows that begin alike, with one that occurs twice and one that goes on where another ends."""
+    trunk = rows[1].ids
+    return [trunk, trunk[:9], trunk[:9] + rows[3].ids, trunk[:17] + rows[0].ids, rows[0].ids, trunk]
 
 
 class _UncapturedDecoder(SlotDecoder):
@@ -108,11 +119,13 @@ def _own_scores(model: Any, ids: list[int]) -> Tensor:
 
 
 @torch.no_grad()
-def _packed_scores(model: Any, rows: list[list[int]]) -> list[Tensor]:
+def _packed_scores(model: Any, rows: list[list[int]], *, share: bool = False) -> list[Tensor]:
     lengths = torch.tensor([len(row) for row in rows])
     ids = torch.tensor([row + [0] * (int(lengths.max()) - len(row)) for row in rows])
-    logits = model(**packed_inputs(ids, lengths, model.device), use_cache=False).logits[0]
-    return list(logits.float().log_softmax(-1).split(lengths.tolist()))
+    order, shared = row_order(ids, lengths, share=share)
+    inputs, places = packed_inputs(ids[order], lengths[order], shared, model.device)
+    scores = model(**inputs, use_cache=False).logits[0].float().log_softmax(-1)
+    return [scores[places[order.argsort()][n, :length].long()] for n, length in enumerate(lengths.tolist())]
 
 
 def _completion_scores(row: _Conversation, scores: Tensor) -> Tensor:
