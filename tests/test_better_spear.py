@@ -489,9 +489,17 @@ def test_without_a_word_the_profile_is_spear_and_its_table_is_under_the_defaults
 def test_the_papers_profile_has_every_switch_as_published():
     config = load(None, ["algorithm.imitation.profile=paper"])
     own = config.algorithm.imitation
-    assert (own.admit_by_score, own.skip_invalid, own.scale_by_rows, own.divide_by_std) == (True, False, False, False)
+    assert (own.admit_by_score, own.skip_invalid, own.scale_by_rows) == (True, False, False)
     assert (own.baseline, own.priority, own.schedule, own.max_second_moment) == ("percentile", [], "steps", 0)
     assert (config.algorithm.bonus.mode, config.algorithm.entropy_floor) == ("cosine", 0)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_file_with_all_settings_of_a_profile_is_read_back_to_the_same(tmp_path, name):
+    assert not [key for key in settings_of(PROFILES[name]) if flat(Config())[key] is None]
+    config = load(None, [f"algorithm.imitation.profile={name}", "algorithm.imitation.scale_by_rows=true"])
+    (tmp_path / "config.toml").write_text(to_toml(config))
+    assert load(str(tmp_path / "config.toml")) == config
 
 
 @pytest.mark.parametrize("name", [name for name in presets() if name.startswith("paper-")])

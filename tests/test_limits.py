@@ -288,7 +288,9 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     if typing.get_origin(kind) is Literal:
         return st.sampled_from(typing.get_args(kind))
     if typing.get_origin(kind) is list:
-        return st.lists(TEXT.filter(bool), max_size=4)
+        [entry] = typing.get_args(kind)
+        names = next((limit.names for limit in parts(entry)[1] if isinstance(limit, OneOf)), None)
+        return st.lists(st.sampled_from(sorted(names)) if names else TEXT.filter(bool), max_size=4)
     if typing.get_origin(kind) is dict:
         return st.dictionaries(TEXT, PLAIN, max_size=4)
     if kind is str:

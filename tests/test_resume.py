@@ -142,7 +142,9 @@ CHOICES = {
     "algorithm.divide_by_std": "true", "algorithm.dual_clip": "3.0", "algorithm.imitation.unit": "turns",
     "algorithm.imitation.divide_by_std": "true", "algorithm.anchor": "text", "rollout.history": "answer",
     "rollout.return_when": "mixed",
-    "algorithm.reduction": "sequence_mean", "algorithm.ppo.level": "turn",
+    "algorithm.reduction": "sequence_mean", "algorithm.ppo.level": "turn", "algorithm.imitation.profile": "paper",
+    "algorithm.imitation.schedule": "entropy", "algorithm.imitation.baseline": "siblings",
+    "algorithm.imitation.priority": '["medium"]', "algorithm.imitation.max_second_moment": "2.0",
 }  # fmt: skip
 
 

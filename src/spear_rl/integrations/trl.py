@@ -237,6 +237,7 @@ class SpearGRPOTrainer(supported_trainer()):  # type: ignore[misc]
         self._replay = [r and Rows(*(x.to(self.accelerator.device) for x in r)) for r in rows]
         self._weight, self._num_losses = imitation.weight(step), 0
         self._rows_wanted = round(len(drawn.trajectories) / drawn.share) // count
+        drawn.metrics.pop("replay/group_success", None)  # TRL does not tell which episodes succeeded
         self._record(drawn.metrics | {"replay/row_share": len(drawn.trajectories) / max(len(played), 1)})
         return output
 

@@ -36,7 +36,7 @@ class ImitationConfig:
     profile: Literal["paper", "spear"] = "spear"
     """Values of what is set nowhere: of this section, algorithm.bonus and algorithm.entropy_floor.
     paper: as published, with every switch beyond the paper off
-    spear: the defaults on this page"""
+    spear: ours; docs/better_spear.md says what it sets"""
     weight: Annotated[float, Weight] = 1.0
     """c, what gamma(t) grows to."""
     warm_steps: Annotated[int, Steps] = 0

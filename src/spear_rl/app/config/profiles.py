@@ -12,7 +12,6 @@ PROFILES: dict[str, dict[str, Any]] = {
             "schedule": "steps",
             "max_second_moment": 0.0,
             "per_family": False,
-            "divide_by_std": False,
             "admit_by_score": True,
             "skip_invalid": False,
             "scale_by_rows": False,
@@ -20,4 +19,7 @@ PROFILES: dict[str, dict[str, Any]] = {
     },
     "spear": {},
 }
-"""Name -> settings of `algorithm` that a run has unless its preset, its file or its command says otherwise."""
+"""Name -> settings of `algorithm` that a run has unless its preset, its file or its command says otherwise.
+
+None that may be unset: a file cannot say so, and a stored configuration would take the profile's value.
+"""

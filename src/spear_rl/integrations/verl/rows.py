@@ -10,7 +10,7 @@ from torch import Tensor
 from spear_rl.algorithms import ClippedSurrogate
 from spear_rl.engines.base import Term
 from spear_rl.functional import LossInputs
-from spear_rl.functional.losses import row_second_moments
+from spear_rl.functional.losses import log_ratio, row_second_moments
 from spear_rl.integrations.shared.episodes import fields_of
 from spear_rl.train.step import mean_metrics
 from spear_rl.types import Metrics
@@ -66,14 +66,13 @@ def covariance_clipped(term: Term, logprobs: Tensor, beside: LossInputs | None =
     batch, mask, loss = term.batch, term.batch.mask, term.loss
     assert isinstance(loss, ClippedSurrogate)
     own = LossInputs(logprobs, batch.old_logprobs, batch.advantages, mask, generator=term.generator, beside=beside)
-    ratio = (logprobs - batch.old_logprobs)[mask].exp()
+    ratio = log_ratio(own).exp()[mask]
     metrics, advantages = {"ratio": float(ratio.mean())}, batch.advantages
     if loss.keep:
         kept = loss.keep(own)
         metrics["covariance_clip_fraction"], advantages = float((1 - kept)[mask].mean()), advantages * kept
     if loss.max_second_moment:
-        moments = row_second_moments(own)
-        stale = moments > loss.max_second_moment
+        stale = row_second_moments(own) > loss.max_second_moment
         metrics |= {"second_moment": float(ratio.square().mean()), "held_back": float(stale.float().mean())}
         advantages = torch.where(stale[:, None], 0.0, advantages)
     return replace(term, batch=replace(batch, advantages=advantages)), metrics
