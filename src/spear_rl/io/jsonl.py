@@ -1,4 +1,4 @@
-"""metrics.jsonl, eval.jsonl, draws.jsonl and warnings.jsonl: one JSON object with a step per line; unreadable lines are reported."""
+"""Files with one JSON object with a step per line, as metrics.jsonl; unreadable lines are reported."""
 
 import json
 import os
