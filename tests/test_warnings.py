@@ -323,9 +323,14 @@ def test_flat_groups_are_counted_by_what_all_their_episodes_did() -> None:
     assert metrics["rollout/truncated_turns"] == pytest.approx(4 / 13)
 
 
-@pytest.mark.parametrize(("lost", "times"), [(0.05, 0), (0.15, 1)])
-def test_groups_that_all_won_are_no_fault_unless_others_all_lost(lost: float, times: int, tmp_path: Path) -> None:
-    stuck = changed(rollout__success=0.85, rollout__flat_groups=0.9, rollout__flat_won=0.9 - lost)
+@pytest.mark.parametrize(
+    ("success", "flat", "lost", "times"),
+    [(0.85, 0.9, 0.05, 0), (0.85, 0.9, 0.15, 1), (0.75, 0.55, 0.05, 0), (0.75, 0.7, 0.05, 1), (0.75, 0.55, 0.15, 1)],
+)
+def test_groups_that_all_won_are_no_fault_unless_others_all_lost(
+    success: float, flat: float, lost: float, times: int, tmp_path: Path
+) -> None:
+    stuck = changed(rollout__success=success, rollout__flat_groups=flat, rollout__flat_won=flat - lost)
     assert len(watched(tmp_path, stream(stuck, changed(rollout__flat_lost=lost)))) == times
 
 
@@ -424,7 +429,7 @@ def test_the_documentation_has_the_thresholds_of_the_code() -> None:
     assert {line.split("`")[1] for line in table.splitlines() if line.startswith("| `")} == KINDS
     for figure in (
         warnings.WINDOW, warnings.START, warnings.SOLVED, warnings.NEARLY_SOLVED, warnings.LEAST_TOOL_TURNS,
-        warnings.RISE, warnings.LEAST_ENTROPY, warnings.EASY, warnings.EASY_GAP, warnings.LOST,
+        warnings.RISE, warnings.LEAST_ENTROPY, warnings.EASY, warnings.EASY_GAP, warnings.LOST, warnings.MOSTLY_WON,
         warnings.GROWN_TRUNCATED,
     ):  # fmt: skip
         assert f"{figure:g}" in table

@@ -1,4 +1,4 @@
-"""Files with one JSON object with a step per line (metrics, evaluations, draws, warnings); reports unreadable lines."""
+"""Files with one JSON object with a step per line, as metrics.jsonl; unreadable lines are reported."""
 
 import json
 import os

@@ -24,7 +24,7 @@ NEARLY_SOLVED = 0.8
 LEAST_TOOL_TURNS, TOOL_SHARE, RISE = 0.2, 1 / 3, 0.05
 ENTROPY_SHARE, LEAST_ENTROPY = 0.25, 0.005
 EASY, EASY_GAP = 0.75, 0.1
-FLAT, LOST, INVALID, TRUNCATED = 0.5, 0.1, 0.5, 0.5
+FLAT, MOSTLY_WON, LOST, INVALID, TRUNCATED = 0.5, 0.65, 0.1, 0.5, 0.5
 GROWN_TRUNCATED, GROWTH = 0.1, 3.0
 
 
@@ -187,7 +187,8 @@ class Rules:
 
     def _flat_groups(self) -> str:
         flat, lost, won = (self._now(f"rollout/flat_{name}") for name in ("groups", "lost", "won"))
-        if not flat >= FLAT or (self._now("rollout/success") >= NEARLY_SOLVED and lost < LOST):
+        is_learning = lost < LOST and (flat < MOSTLY_WON or self._now("rollout/success") >= NEARLY_SOLVED)
+        if not flat >= FLAT or is_learning:
             return ""
         kinds = f"{lost:.0%} of all lost every episode and {won:.0%} won every one"
         one = f"{flat:.0%} of the groups have one reward for all their episodes and teach nothing ({kinds})"
