@@ -213,10 +213,18 @@ def test_the_start_moves_back_while_it_is_won_and_forward_when_it_is_lost(seed):
             left[family] = max(left[family] + (1 if wins >= 2 else -1 if wins == 0 else 0), 1)
 
 
+def test_a_task_that_its_whole_group_solved_is_not_restarted():
+    choice = TaskChoice(panel(400), seed=0, restart_share=0.5)
+    for step in range(3):
+        chosen = noted(choice, step, [8 * step + n for n in range(8)], lambda one: 4 if one.place % 3 else 2)
+        assert all(one.place % 3 == 0 for one in chosen if one.start)
+        assert step == 0 or any(one.start for one in chosen)
+
+
 def test_restarts_end_when_whole_episodes_are_won_from_everywhere():
     choice = TaskChoice(panel(400, families=1), seed=0, restart_share=0.25)
     counts = [
-        sum(one.start is not None for one in noted(choice, s, [8 * s + n for n in range(8)], lambda _: 4))
+        sum(one.start is not None for one in noted(choice, s, [8 * s + n for n in range(8)], lambda _: 3))
         for s in range(12)
     ]
     assert counts[0] == 0

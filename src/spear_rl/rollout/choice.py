@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from spear_rl.io.escaping import clipped
 from spear_rl.rollout.env import Task
 from spear_rl.types import Completion, Group, Turn
 
@@ -35,12 +36,17 @@ class Result:
     """How the latest group of a task went that began at the start."""
 
     task: str
+    family: str
     step: int
     """When the task was last played."""
     num_won: int
     num_played: int
     win: tuple[Turn, ...] = ()
     """The shortest of the latest group with one, where wins are kept."""
+
+    @property
+    def is_solved(self) -> bool:
+        return self.num_won == self.num_played
 
     @property
     def weight(self) -> float:
@@ -69,7 +75,8 @@ class TaskChoice:
         tasks: the panel.
         return_share: of a step's tasks that return; above 0 it is at least one of them.
         return_when: lost: nobody in the group won; mixed: some won, some lost; unsolved: either.
-        restart_share: of a step's groups that begin within a win; above 0 at least one of them, and never all.
+        restart_share: of a step's groups that begin within a win of a task whose latest group was not all wins; above 0
+            at least one of them, and never all.
         restart_success: of such a group, from which on the next one of its family begins one turn earlier. One that
             is lost lets it begin one turn later.
     """
@@ -92,7 +99,8 @@ class TaskChoice:
         Those that are not fresh take the last places, so the other tasks are those of a run without them.
         """
         rng = random.Random(f"{self._seed}/choice/{step}")
-        known = {place: result for place, result in self._results.items() if place not in fresh}
+        here = set(fresh)
+        known = {place: r for place, r in self._results.items() if place not in here and not r.is_solved}
         starts = self._starts(known) if self._restart_share else {}
         num_restarts = min(_count(self._restart_share, len(fresh)), len(fresh) - 1)
         restarted = self._drawn({place: known[place].weight for place in starts}, num_restarts, step, rng)
@@ -104,13 +112,11 @@ class TaskChoice:
         return [*map(Chosen, fresh[: len(fresh) - len(old)]), *old]
 
     def _returns(self, result: Result) -> bool:
-        if result.num_won == result.num_played:
-            return False
         return self._return_when == "unsolved" or (self._return_when == "mixed") == (result.num_won > 0)
 
     def _starts(self, known: dict[int, Result]) -> dict[int, Start]:
         """Where restarts begin; a win of which all turns are left is an ordinary episode, so it is left out."""
-        left = {place: self._left.get(self._tasks[place].family, 1) for place in known}
+        left = {place: self._left.get(result.family, 1) for place, result in known.items()}
         return {p: Start(r.win, len(r.win) - left[p]) for p, r in known.items() if len(r.win) > left[p]}
 
     def _drawn(self, weights: dict[int, float], count: int, step: int, rng: random.Random) -> list[int]:
@@ -126,12 +132,13 @@ class TaskChoice:
         for choice, group in zip(chosen, groups, strict=True):
             known = self._results.get(choice.place)
             if group.has_given_turns and known:
-                self._move(choice, group)
+                self._move(known.family, group)
                 self._remember(choice.place, replace(known, step=step))
             elif group.trajectories:
                 num_won = sum(t.success for t in group.trajectories)
                 win = (self._win(group) or (known.win if known else ())) if self._restart_share else ()
-                self._remember(choice.place, Result(group.task_id, step, num_won, len(group.trajectories), win))
+                about = (group.task_id, group.info.get("family", ""), step)
+                self._remember(choice.place, Result(*about, num_won, len(group.trajectories), win))
             if "strayed" in group.info:
                 self._warn(group.task_id)
             is_whole = choice.origin == "restarted" and not group.has_given_turns
@@ -150,10 +157,9 @@ class TaskChoice:
         wins = [t.turns for t in group.trajectories if t.success]
         return tuple(replace(turn, prompt_ids=[], images=()) for turn in min(wins, key=len, default=[]))
 
-    def _move(self, choice: Chosen, group: Group) -> None:
+    def _move(self, family: str, group: Group) -> None:
         """Let the next restarts of the family begin earlier or later, by how this one went."""
         won = [t.success for t in group.trajectories if t.num_given]
-        family = self._tasks[choice.place].family
         if sum(won) >= self._restart_success * len(won):
             self._left[family] = self._left.get(family, 1) + 1
         elif not any(won):
@@ -164,15 +170,14 @@ class TaskChoice:
             _log.warning(
                 "%s did not repeat an earlier win, so its episodes are played from the start: rollout.restart_share "
                 "needs games that are deterministic (rollout/strayed_restarts counts such episodes)",
-                task,
+                clipped(task, 200),
             )
         self._has_warned = True
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values; later steps do not change it."""
         results = [
-            {"place": place, "task": r.task, "step": r.step, "num_won": r.num_won, "num_played": r.num_played}
-            | {"win": [_as_dict(turn) for turn in r.win]}
+            {"place": place} | {name: getattr(r, name) for name in Result.__slots__} | {"win": [*map(_as_dict, r.win)]}
             for place, r in self._results.items()
         ]
         return {"results": results, "left": dict(self._left)}
