@@ -14,6 +14,7 @@ import torch
 
 from conftest import RecordingCritic, RecordingEngine, logged
 from spear_rl.algorithms import gigpo, grpo, ppo, spear
+from spear_rl.app.build.cautions import cautions
 from spear_rl.app.config import load
 from spear_rl.app.train import train_from
 from spear_rl.engines.models.tiny import tiny_tokenizer
@@ -264,13 +265,25 @@ def test_only_so_many_wins_are_kept():
     assert len(rows) > MAX_WINS
 
 
-def test_settings_that_cannot_be_are_one_sentence():
-    with pytest.raises(ConfigError, match="at most 1 together"):
-        load("lookup", ["rollout.return_share=0.6", "rollout.restart_share=0.5"])
-    with pytest.raises(ConfigError, match=r"rollout\.num_tasks to 2"):
-        load("lookup", ["rollout.num_tasks=1", "rollout.restart_share=0.5"])
+def test_settings_that_cannot_be_are_one_sentence_and_one_without_effect_is_told():
     with pytest.raises(ConfigError, match=r"rollout\.restart_success"):
         load("lookup", ["rollout.restart_success=0"])
+    with pytest.raises(ConfigError, match=r"rollout\.restart_share"):
+        load("lookup", ["rollout.restart_share=-0.1"])
+    alone, beside = (cautions(load("lookup", [f"rollout.num_tasks={n}", "rollout.restart_share=0.5"])) for n in (1, 2))
+    assert ["rollout.num_tasks to 2" in text for text in alone] == [True]
+    assert beside == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_shares_of_more_than_all_tasks_fill_the_step_with_restarts_first_and_one_group_is_ordinary(seed):
+    rng = random.Random(seed)
+    choice, num_tasks = TaskChoice(panel(900), seed=seed, restart_share=1.0, return_share=1.0), rng.randint(1, 9)
+    for step in range(12):
+        chosen = noted(choice, step, [num_tasks * step + n for n in range(num_tasks)], lambda _: rng.randint(0, 3))
+        assert len(chosen) == num_tasks
+        assert sum(one.start is not None for one in chosen) <= num_tasks - 1
+        assert len({one.place for one in chosen}) == num_tasks
 
 
 # --- through the training step and the real trainer
