@@ -207,11 +207,13 @@ def test_the_start_moves_back_while_it_is_won_and_forward_when_it_is_lost(seed):
         assert len({one.place for one in chosen}) == 8
         assert len(restarted) <= 4
         for one in restarted:
-            assert one.start.num_given == len(one.start.win) - left[f"f{one.place % 2}"] > 0
+            assert one.start.num_given == max(len(one.start.win) - left[f"f{one.place % 2}"], 0)
         for one in restarted:
-            family = f"f{one.place % 2}"
-            wins = results[one.place]
-            left[family] = max(left[family] + (1 if wins >= 2 else -1 if wins == 0 else 0), 1)
+            family, wins = f"f{one.place % 2}", results[one.place]
+            if wins >= 2:
+                left[family] += left[family] <= len(one.start.win)
+            elif wins == 0:
+                left[family] = max(left[family] - 1, 1)
 
 
 def test_a_task_that_its_whole_group_solved_is_not_restarted():
@@ -222,15 +224,21 @@ def test_a_task_that_its_whole_group_solved_is_not_restarted():
         assert step == 0 or any(one.start for one in chosen)
 
 
-def test_restarts_end_when_whole_episodes_are_won_from_everywhere():
-    choice = TaskChoice(panel(400, families=1), seed=0, restart_share=0.25)
-    counts = [
-        sum(one.start is not None for one in noted(choice, s, [8 * s + n for n in range(8)], lambda _: 3))
-        for s in range(12)
-    ]
-    assert counts[0] == 0
-    assert counts[1:4] == [2, 2, 2]
-    assert counts[-3:] == [0, 0, 0]
+def test_a_start_that_has_come_to_the_beginning_is_an_ordinary_group_and_goes_forward_again_when_it_is_lost():
+    choice, given = TaskChoice(panel(900, families=1), seed=0, restart_share=0.25), []
+    for step in range(20):
+        fresh, chosen = [8 * step + n for n in range(8)], []
+        wins = 0 if step > 12 else 3
+        chosen = noted(choice, step, fresh, lambda one, wins=wins: wins if one.start else 3)
+        given.append({one.start.num_given for one in chosen if one.start})
+        rows = {row["place"]: row for row in choice.state_dict()["results"]}
+        for one in chosen:
+            if one.start and not one.start.num_given:
+                assert (rows[one.place]["num_won"], rows[one.place]["step"]) == (wins, step)
+    assert given[0] == set()
+    assert given[1] == {5}
+    assert given[9:13] == [{0}] * 4
+    assert max(given[-1]) > 0
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -405,5 +413,5 @@ def test_a_run_warns_once_where_its_game_does_not_repeat_itself(caplog):
             chosen = choice.chosen([4 * step + n for n in range(4)], step)
             groups = [Group(f"task/{one.place}", [episode(False, 3)], step, {"strayed": "1"}) for one in chosen]
             out = choice.noted(chosen, groups, step)
-            assert all(group.info["origin"] == "fresh" for group in out)
+            assert all(group.info["origin"] in ("fresh", "returned") for group in out)
     assert [record.getMessage().count("rollout.restart_share") for record in caplog.records] == [1]

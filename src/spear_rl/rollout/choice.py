@@ -115,9 +115,9 @@ class TaskChoice:
         return self._return_when == "unsolved" or (self._return_when == "mixed") == (result.num_won > 0)
 
     def _starts(self, known: dict[int, Result]) -> dict[int, Start]:
-        """Where restarts begin; a win of which all turns are left is an ordinary episode, so it is left out."""
+        """Where restarts begin. Without a given turn it is an ordinary episode of a task that returns."""
         left = {place: self._left.get(result.family, 1) for place, result in known.items()}
-        return {p: Start(r.win, len(r.win) - left[p]) for p, r in known.items() if len(r.win) > left[p]}
+        return {p: Start(r.win, max(len(r.win) - left[p], 0)) for p, r in known.items() if len(r.win) > 1}
 
     def _drawn(self, weights: dict[int, float], count: int, step: int, rng: random.Random) -> list[int]:
         """Up to `count` different places, at random by weight times the steps since each was played."""
@@ -130,9 +130,11 @@ class TaskChoice:
         """Remember how the groups went; the groups, each with its origin in `info`."""
         out = []
         for choice, group in zip(chosen, groups, strict=True):
-            known = self._results.get(choice.place)
+            known, origin = self._results.get(choice.place), choice.origin
+            if choice.start and known:
+                self._move(known.family, choice.start, group)
+                origin = origin if group.has_given_turns else "returned"
             if group.has_given_turns and known:
-                self._move(known.family, group)
                 self._remember(choice.place, replace(known, step=step))
             elif group.trajectories:
                 num_won = sum(t.success for t in group.trajectories)
@@ -141,8 +143,7 @@ class TaskChoice:
                 self._remember(choice.place, Result(*about, num_won, len(group.trajectories), win))
             if "strayed" in group.info:
                 self._warn(group.task_id)
-            is_whole = choice.origin == "restarted" and not group.has_given_turns
-            out.append(replace(group, info=group.info | {"origin": "fresh" if is_whole else choice.origin}))
+            out.append(replace(group, info=group.info | {"origin": origin}))
         for place in list(self._results)[:-MEMORY]:
             del self._results[place]
         for place in [place for place, result in self._results.items() if result.win][:-MAX_WINS]:
@@ -157,13 +158,14 @@ class TaskChoice:
         wins = [t.turns for t in group.trajectories if t.success]
         return tuple(replace(turn, prompt_ids=[], images=()) for turn in min(wins, key=len, default=[]))
 
-    def _move(self, family: str, group: Group) -> None:
+    def _move(self, family: str, start: Start, group: Group) -> None:
         """Let the next restarts of the family begin earlier or later, by how this one went."""
-        won = [t.success for t in group.trajectories if t.num_given]
-        if sum(won) >= self._restart_success * len(won):
-            self._left[family] = self._left.get(family, 1) + 1
-        elif not any(won):
-            self._left[family] = max(self._left.get(family, 1) - 1, 1)
+        won = [t.success for t in group.trajectories if t.num_given == start.num_given]
+        left = self._left.get(family, 1)
+        if won and sum(won) >= self._restart_success * len(won):
+            self._left[family] = left + (left <= len(start.win))  # a shorter win says nothing about more turns
+        elif won and not any(won):
+            self._left[family] = max(left - 1, 1)
 
     def _warn(self, task: str) -> None:
         if not self._has_warned:
