@@ -208,12 +208,13 @@ def test_the_start_moves_back_while_it_is_won_and_forward_when_it_is_lost(seed):
         assert len(restarted) <= 4
         for one in restarted:
             assert one.start.num_given == max(len(one.start.win) - left[f"f{one.place % 2}"], 0)
-        for one in restarted:
-            family, wins = f"f{one.place % 2}", results[one.place]
-            if wins >= 2:
-                left[family] += left[family] <= len(one.start.win)
-            elif wins == 0:
-                left[family] = max(left[family] - 1, 1)
+        for family in left:
+            begun = [one for one in restarted if family == f"f{one.place % 2}"]
+            wins = sum(results[one.place] for one in begun)
+            if begun and wins >= 2 * len(begun):
+                left[family] += any(left[family] <= len(one.start.win) for one in begun)
+            elif begun and not wins:
+                left[family] -= left[family] > 1
 
 
 def test_a_task_that_its_whole_group_solved_is_not_restarted():
@@ -226,9 +227,9 @@ def test_a_task_that_its_whole_group_solved_is_not_restarted():
 
 def test_a_start_that_has_come_to_the_beginning_is_an_ordinary_group_and_goes_forward_again_when_it_is_lost():
     choice, given = TaskChoice(panel(900, families=1), seed=0, restart_share=0.25), []
-    for step in range(20):
+    for step in range(30):
         fresh, chosen = [8 * step + n for n in range(8)], []
-        wins = 0 if step > 12 else 3
+        wins = 0 if step > 18 else 3
         chosen = noted(choice, step, fresh, lambda one, wins=wins: wins if one.start else 3)
         given.append({one.start.num_given for one in chosen if one.start})
         rows = {row["place"]: row for row in choice.state_dict()["results"]}
@@ -237,7 +238,7 @@ def test_a_start_that_has_come_to_the_beginning_is_an_ordinary_group_and_goes_fo
                 assert (rows[one.place]["num_won"], rows[one.place]["step"]) == (wins, step)
     assert given[0] == set()
     assert given[1] == {5}
-    assert given[9:13] == [{0}] * 4
+    assert given[15:19] == [{0}] * 4
     assert max(given[-1]) > 0
 
 

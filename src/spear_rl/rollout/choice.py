@@ -77,8 +77,8 @@ class TaskChoice:
         return_when: lost: nobody in the group won; mixed: some won, some lost; unsolved: either.
         restart_share: of a step's groups that begin within a win of a task whose latest group was not all wins; above 0
             at least one of them, and never all.
-        restart_success: of such a group, from which on the next one of its family begins one turn earlier. One that
-            is lost lets it begin one turn later.
+        restart_success: of a step's restarts of a family, from which on the next ones begin one turn earlier. If all
+            are lost, they begin one turn later.
     """
 
     def __init__(
@@ -128,11 +128,11 @@ class TaskChoice:
 
     def noted(self, chosen: Sequence[Chosen], groups: Sequence[Group], step: int) -> list[Group]:
         """Remember how the groups went; the groups, each with its origin in `info`."""
-        out = []
+        out, restarts = list[Group](), dict[str, list[tuple[Start, Group]]]()
         for choice, group in zip(chosen, groups, strict=True):
             known, origin = self._results.get(choice.place), choice.origin
             if choice.start and known:
-                self._move(known.family, choice.start, group)
+                restarts.setdefault(known.family, []).append((choice.start, group))
                 origin = origin if group.has_given_turns else "returned"
             if group.has_given_turns and known:
                 self._remember(choice.place, replace(known, step=step))
@@ -144,6 +144,8 @@ class TaskChoice:
             if "strayed" in group.info:
                 self._warn(group.task_id)
             out.append(replace(group, info=group.info | {"origin": origin}))
+        for family, begun in restarts.items():
+            self._move(family, begun)
         for place in list(self._results)[:-MEMORY]:
             del self._results[place]
         for place in [place for place, result in self._results.items() if result.win][:-MAX_WINS]:
@@ -158,12 +160,13 @@ class TaskChoice:
         wins = [t.turns for t in group.trajectories if t.success]
         return tuple(replace(turn, prompt_ids=[], images=()) for turn in min(wins, key=len, default=[]))
 
-    def _move(self, family: str, start: Start, group: Group) -> None:
-        """Let the next restarts of the family begin earlier or later, by how this one went."""
-        won = [t.success for t in group.trajectories if t.num_given == start.num_given]
+    def _move(self, family: str, begun: Sequence[tuple[Start, Group]]) -> None:
+        """Let the next restarts of the family begin a turn earlier or later, by how those of this step went."""
+        won = [t.success for start, group in begun for t in group.trajectories if t.num_given == start.num_given]
         left = self._left.get(family, 1)
-        if won and sum(won) >= self._restart_success * len(won):
-            self._left[family] = left + (left <= len(start.win))  # a shorter win says nothing about more turns
+        says_more = any(left <= len(start.win) for start, _ in begun)  # shorter wins do not try so many turns
+        if won and says_more and sum(won) >= self._restart_success * len(won):
+            self._left[family] = left + 1
         elif won and not any(won):
             self._left[family] = max(left - 1, 1)
 
