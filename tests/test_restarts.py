@@ -14,6 +14,7 @@ import torch
 
 from conftest import RecordingCritic, RecordingEngine, logged
 from spear_rl.algorithms import gigpo, grpo, ppo, spear
+from spear_rl.app.build.cautions import cautions
 from spear_rl.app.config import load
 from spear_rl.app.train import train_from
 from spear_rl.engines.models.tiny import tiny_tokenizer
@@ -206,22 +207,39 @@ def test_the_start_moves_back_while_it_is_won_and_forward_when_it_is_lost(seed):
         assert len({one.place for one in chosen}) == 8
         assert len(restarted) <= 4
         for one in restarted:
-            assert one.start.num_given == len(one.start.win) - left[f"f{one.place % 2}"] > 0
-        for one in restarted:
-            family = f"f{one.place % 2}"
-            wins = results[one.place]
-            left[family] = max(left[family] + (1 if wins >= 2 else -1 if wins == 0 else 0), 1)
+            assert one.start.num_given == max(len(one.start.win) - left[f"f{one.place % 2}"], 0)
+        for family in left:
+            begun = [one for one in restarted if family == f"f{one.place % 2}"]
+            wins = sum(results[one.place] for one in begun)
+            if begun and wins >= 2 * len(begun):
+                left[family] += any(left[family] <= len(one.start.win) for one in begun)
+            elif begun and not wins:
+                left[family] -= left[family] > 1
 
 
-def test_restarts_end_when_whole_episodes_are_won_from_everywhere():
-    choice = TaskChoice(panel(400, families=1), seed=0, restart_share=0.25)
-    counts = [
-        sum(one.start is not None for one in noted(choice, s, [8 * s + n for n in range(8)], lambda _: 4))
-        for s in range(12)
-    ]
-    assert counts[0] == 0
-    assert counts[1:4] == [2, 2, 2]
-    assert counts[-3:] == [0, 0, 0]
+def test_a_task_that_its_whole_group_solved_is_not_restarted():
+    choice = TaskChoice(panel(400), seed=0, restart_share=0.5)
+    for step in range(3):
+        chosen = noted(choice, step, [8 * step + n for n in range(8)], lambda one: 4 if one.place % 3 else 2)
+        assert all(one.place % 3 == 0 for one in chosen if one.start)
+        assert step == 0 or any(one.start for one in chosen)
+
+
+def test_a_start_that_has_come_to_the_beginning_is_an_ordinary_group_and_goes_forward_again_when_it_is_lost():
+    choice, given = TaskChoice(panel(900, families=1), seed=0, restart_share=0.25), []
+    for step in range(30):
+        fresh, chosen = [8 * step + n for n in range(8)], []
+        wins = 0 if step > 18 else 3
+        chosen = noted(choice, step, fresh, lambda one, wins=wins: wins if one.start else 3)
+        given.append({one.start.num_given for one in chosen if one.start})
+        rows = {row["place"]: row for row in choice.state_dict()["results"]}
+        for one in chosen:
+            if one.start and not one.start.num_given:
+                assert (rows[one.place]["num_won"], rows[one.place]["step"]) == (wins, step)
+    assert given[0] == set()
+    assert given[1] == {5}
+    assert given[15:19] == [{0}] * 4
+    assert max(given[-1]) > 0
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -256,13 +274,25 @@ def test_only_so_many_wins_are_kept():
     assert len(rows) > MAX_WINS
 
 
-def test_settings_that_cannot_be_are_one_sentence():
-    with pytest.raises(ConfigError, match="at most 1 together"):
-        load("lookup", ["rollout.return_share=0.6", "rollout.restart_share=0.5"])
-    with pytest.raises(ConfigError, match=r"rollout\.num_tasks to 2"):
-        load("lookup", ["rollout.num_tasks=1", "rollout.restart_share=0.5"])
+def test_settings_that_cannot_be_are_one_sentence_and_one_without_effect_is_told():
     with pytest.raises(ConfigError, match=r"rollout\.restart_success"):
         load("lookup", ["rollout.restart_success=0"])
+    with pytest.raises(ConfigError, match=r"rollout\.restart_share"):
+        load("lookup", ["rollout.restart_share=-0.1"])
+    alone, beside = (cautions(load("lookup", [f"rollout.num_tasks={n}", "rollout.restart_share=0.5"])) for n in (1, 2))
+    assert ["rollout.num_tasks to 2" in text for text in alone] == [True]
+    assert beside == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_shares_of_more_than_all_tasks_fill_the_step_with_restarts_first_and_one_group_is_ordinary(seed):
+    rng = random.Random(seed)
+    choice, num_tasks = TaskChoice(panel(900), seed=seed, restart_share=1.0, return_share=1.0), rng.randint(1, 9)
+    for step in range(12):
+        chosen = noted(choice, step, [num_tasks * step + n for n in range(num_tasks)], lambda _: rng.randint(0, 3))
+        assert len(chosen) == num_tasks
+        assert sum(one.start is not None for one in chosen) <= num_tasks - 1
+        assert len({one.place for one in chosen}) == num_tasks
 
 
 # --- through the training step and the real trainer
@@ -349,7 +379,7 @@ def trained(run: Path, source: str, *settings: str) -> list[dict]:
         ("lookup", ["sft.episodes=160", "rollout.workers=2", "rollout.layout=turns", "algorithm.name=spear-gigpo"]),
         pytest.param(
             "quickstart",
-            ["sft.episodes=800", "sft.batch_size=8", "optim.num_minibatches=1", "optim.decay=constant"],
+            ["sft.episodes=1200", "optim.num_minibatches=1", "optim.decay=constant"],
             marks=pytest.mark.slow,
         ),
     ],
@@ -384,5 +414,5 @@ def test_a_run_warns_once_where_its_game_does_not_repeat_itself(caplog):
             chosen = choice.chosen([4 * step + n for n in range(4)], step)
             groups = [Group(f"task/{one.place}", [episode(False, 3)], step, {"strayed": "1"}) for one in chosen]
             out = choice.noted(chosen, groups, step)
-            assert all(group.info["origin"] == "fresh" for group in out)
+            assert all(group.info["origin"] in ("fresh", "returned") for group in out)
     assert [record.getMessage().count("rollout.restart_share") for record in caplog.records] == [1]

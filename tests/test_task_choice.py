@@ -93,15 +93,15 @@ def test_medium_success_and_long_absence_come_back_more_often():
     def shares(results: dict[int, Result]) -> list[float]:
         choice, drawn = TaskChoice(tasks, seed=0, return_share=0.5), Counter[int]()
         for step in range(10, 3010):
-            moved = {p: Result(r.task, r.step + step - 10, r.num_won, r.num_played) for p, r in results.items()}
+            moved = {p: Result(r.task, "", r.step + step - 10, r.num_won, r.num_played) for p, r in results.items()}
             choice._results = moved
             drawn.update(c.place for c in choice.chosen([399, 398], step) if c.origin == "returned")
         return [drawn[place] / 3000 for place in results]
 
-    by_success = shares({n: Result(f"task/{n}", 9, won, size) for n, won in enumerate((0, 1, 2, 4))})
+    by_success = shares({n: Result(f"task/{n}", "", 9, won, size) for n, won in enumerate((0, 1, 2, 4))})
     assert all(a + 0.02 < b for a, b in pairwise(by_success))
     assert by_success[0] > 0.02
-    by_age = shares({n: Result(f"task/{n}", step, 4, size) for n, step in enumerate((9, 7, 2))})
+    by_age = shares({n: Result(f"task/{n}", "", step, 4, size) for n, step in enumerate((9, 7, 2))})
     assert all(a + 0.02 < b for a, b in pairwise(by_age))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from spear_rl.io.escaping import clipped
 from spear_rl.rollout.env import Task
 from spear_rl.types import Completion, Group, Turn
 
@@ -35,12 +36,17 @@ class Result:
     """How the latest group of a task went that began at the start."""
 
     task: str
+    family: str
     step: int
     """When the task was last played."""
     num_won: int
     num_played: int
     win: tuple[Turn, ...] = ()
     """The shortest of the latest group with one, where wins are kept."""
+
+    @property
+    def is_solved(self) -> bool:
+        return self.num_won == self.num_played
 
     @property
     def weight(self) -> float:
@@ -69,9 +75,10 @@ class TaskChoice:
         tasks: the panel.
         return_share: of a step's tasks that return; above 0 it is at least one of them.
         return_when: lost: nobody in the group won; mixed: some won, some lost; unsolved: either.
-        restart_share: of a step's groups that begin within a win; above 0 at least one of them, and never all.
-        restart_success: of such a group, from which on the next one of its family begins one turn earlier. One that
-            is lost lets it begin one turn later.
+        restart_share: of a step's groups that begin within a win of a task whose latest group was not all wins; above 0
+            at least one of them, and never all.
+        restart_success: of a step's restarts of a family, from which on the next ones begin one turn earlier. If all
+            are lost, they begin one turn later.
     """
 
     def __init__(
@@ -92,7 +99,8 @@ class TaskChoice:
         Those that are not fresh take the last places, so the other tasks are those of a run without them.
         """
         rng = random.Random(f"{self._seed}/choice/{step}")
-        known = {place: result for place, result in self._results.items() if place not in fresh}
+        here = set(fresh)
+        known = {place: r for place, r in self._results.items() if place not in here and not r.is_solved}
         starts = self._starts(known) if self._restart_share else {}
         num_restarts = min(_count(self._restart_share, len(fresh)), len(fresh) - 1)
         restarted = self._drawn({place: known[place].weight for place in starts}, num_restarts, step, rng)
@@ -104,14 +112,12 @@ class TaskChoice:
         return [*map(Chosen, fresh[: len(fresh) - len(old)]), *old]
 
     def _returns(self, result: Result) -> bool:
-        if result.num_won == result.num_played:
-            return False
         return self._return_when == "unsolved" or (self._return_when == "mixed") == (result.num_won > 0)
 
     def _starts(self, known: dict[int, Result]) -> dict[int, Start]:
-        """Where restarts begin; a win of which all turns are left is an ordinary episode, so it is left out."""
-        left = {place: self._left.get(self._tasks[place].family, 1) for place in known}
-        return {p: Start(r.win, len(r.win) - left[p]) for p, r in known.items() if len(r.win) > left[p]}
+        """Where restarts begin. Without a given turn it is an ordinary episode of a task that returns."""
+        left = {place: self._left.get(result.family, 1) for place, result in known.items()}
+        return {p: Start(r.win, max(len(r.win) - left[p], 0)) for p, r in known.items() if len(r.win) > 1}
 
     def _drawn(self, weights: dict[int, float], count: int, step: int, rng: random.Random) -> list[int]:
         """Up to `count` different places, at random by weight times the steps since each was played."""
@@ -122,20 +128,24 @@ class TaskChoice:
 
     def noted(self, chosen: Sequence[Chosen], groups: Sequence[Group], step: int) -> list[Group]:
         """Remember how the groups went; the groups, each with its origin in `info`."""
-        out = []
+        out, restarts = list[Group](), dict[str, list[tuple[Start, Group]]]()
         for choice, group in zip(chosen, groups, strict=True):
-            known = self._results.get(choice.place)
+            known, origin = self._results.get(choice.place), choice.origin
+            if choice.start and known:
+                restarts.setdefault(known.family, []).append((choice.start, group))
+                origin = origin if group.has_given_turns else "returned"
             if group.has_given_turns and known:
-                self._move(choice, group)
                 self._remember(choice.place, replace(known, step=step))
             elif group.trajectories:
                 num_won = sum(t.success for t in group.trajectories)
                 win = (self._win(group) or (known.win if known else ())) if self._restart_share else ()
-                self._remember(choice.place, Result(group.task_id, step, num_won, len(group.trajectories), win))
+                about = (group.task_id, group.info.get("family", ""), step)
+                self._remember(choice.place, Result(*about, num_won, len(group.trajectories), win))
             if "strayed" in group.info:
                 self._warn(group.task_id)
-            is_whole = choice.origin == "restarted" and not group.has_given_turns
-            out.append(replace(group, info=group.info | {"origin": "fresh" if is_whole else choice.origin}))
+            out.append(replace(group, info=group.info | {"origin": origin}))
+        for family, begun in restarts.items():
+            self._move(family, begun)
         for place in list(self._results)[:-MEMORY]:
             del self._results[place]
         for place in [place for place, result in self._results.items() if result.win][:-MAX_WINS]:
@@ -150,29 +160,29 @@ class TaskChoice:
         wins = [t.turns for t in group.trajectories if t.success]
         return tuple(replace(turn, prompt_ids=[], images=()) for turn in min(wins, key=len, default=[]))
 
-    def _move(self, choice: Chosen, group: Group) -> None:
-        """Let the next restarts of the family begin earlier or later, by how this one went."""
-        won = [t.success for t in group.trajectories if t.num_given]
-        family = self._tasks[choice.place].family
-        if sum(won) >= self._restart_success * len(won):
-            self._left[family] = self._left.get(family, 1) + 1
-        elif not any(won):
-            self._left[family] = max(self._left.get(family, 1) - 1, 1)
+    def _move(self, family: str, begun: Sequence[tuple[Start, Group]]) -> None:
+        """Let the next restarts of the family begin a turn earlier or later, by how those of this step went."""
+        won = [t.success for start, group in begun for t in group.trajectories if t.num_given == start.num_given]
+        left = self._left.get(family, 1)
+        says_more = any(left <= len(start.win) for start, _ in begun)  # shorter wins do not try so many turns
+        if won and says_more and sum(won) >= self._restart_success * len(won):
+            self._left[family] = left + 1
+        elif won and not any(won):
+            self._left[family] = max(left - 1, 1)
 
     def _warn(self, task: str) -> None:
         if not self._has_warned:
             _log.warning(
                 "%s did not repeat an earlier win, so its episodes are played from the start: rollout.restart_share "
                 "needs games that are deterministic (rollout/strayed_restarts counts such episodes)",
-                task,
+                clipped(task, 200),
             )
         self._has_warned = True
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values; later steps do not change it."""
         results = [
-            {"place": place, "task": r.task, "step": r.step, "num_won": r.num_won, "num_played": r.num_played}
-            | {"win": [_as_dict(turn) for turn in r.win]}
+            {"place": place} | {name: getattr(r, name) for name in Result.__slots__} | {"win": [*map(_as_dict, r.win)]}
             for place, r in self._results.items()
         ]
         return {"results": results, "left": dict(self._left)}

@@ -140,8 +140,9 @@ def joined(groups: Sequence[Group], algorithm: Algorithm, step: int, metrics: Me
         if is_lost and group.task_id and group.task_id in wins:
             item = wins[group.task_id].item
             why = [old or unfit_reason(turn) for old, turn in zip(item.dropped, item.trajectory.turns, strict=True)]
-            group = replace(group, trajectories=[*group.trajectories, item.trajectory], joined=[why])
-            num_joined += 1
+            if not all(why):
+                group = replace(group, trajectories=[*group.trajectories, item.trajectory], joined=[why])
+                num_joined += 1
         out.append(group)
     metrics["replay/joined_groups"] = float(num_joined)
     return algorithm.shaped(out, step)

@@ -16,12 +16,9 @@ STEPS = 5
 def cautions(config: Config, *, with_rl: bool = True) -> list[str]:
     """One sentence for each setting that has no effect or cannot work with a model from scratch; RL's if it follows."""
     model, optim, sft = config.engine.model, config.optim, config.sft
-    lonely = []
-    if with_rl and config.algorithm.imitation.join_lost and not config.rollout.return_share:
-        rarely = "a task with a stored win is rarely played again while tasks do not return"
-        lonely = [f"warning: algorithm.imitation.join_lost=true: {rarely}: set rollout.return_share, e.g. to 0.25"]
+    useless = _without_effect(config) if with_rl else []
     if model not in TINY_SIZES:
-        return lonely
+        return useless
     updates = math.ceil(sft.episodes / sft.batch_size) * sft.epochs
     faults = []
     if with_rl and 0 < optim.learning_rate < LEAST_RATE:
@@ -34,7 +31,19 @@ def cautions(config: Config, *, with_rl: bool = True) -> list[str]:
     if not sft.episodes:
         faults.append("without a cold start it says nothing that an environment understands: set sft.episodes=2000")
     begins = f"warning: engine.model={model} begins with random weights, and"
-    return [*lonely, *(f"{begins} {fault}, or begin with the preset tiny" for fault in faults)]
+    return [*useless, *(f"{begins} {fault}, or begin with the preset tiny" for fault in faults)]
+
+
+def _without_effect(config: Config) -> list[str]:
+    """One sentence for each switch that another setting leaves nothing to do."""
+    rollout, faults = config.rollout, []
+    if config.algorithm.imitation.join_lost and not rollout.return_share:
+        rarely = "a task with a stored win is rarely played again while tasks do not return"
+        faults.append(f"algorithm.imitation.join_lost=true: {rarely}: set rollout.return_share, e.g. to 0.25")
+    if rollout.restart_share and rollout.num_tasks == 1:
+        always = "one group of a step always begins at the start"
+        faults.append(f"rollout.restart_share={rollout.restart_share:g}: {always}: set rollout.num_tasks to 2 or more")
+    return [f"warning: {fault}" for fault in faults]
 
 
 class RewardWatch:

@@ -92,12 +92,6 @@ def check(config: Config) -> None:
     if played > 65_536:
         product = "rollout.num_tasks times rollout.group_size"
         raise ConfigError(f"{product} must be at most 65,536 episodes (it is {played:,})")
-    if rollout.return_share + rollout.restart_share > 1:
-        both = f"they are {rollout.return_share} and {rollout.restart_share}"
-        raise ConfigError(f"rollout.return_share and rollout.restart_share must be at most 1 together ({both})")
-    if rollout.restart_share and rollout.num_tasks < 2:
-        advice = "one group of a step always begins at the start: set rollout.num_tasks to 2 or more"
-        raise ConfigError(f"rollout.restart_share={rollout.restart_share}: {advice}")
     if 0 < greedy < 0.001:
         raise ConfigError(f"eval.temperature must be 0 for the likeliest token, or 0.001 or more (it is {greedy})")
     if every and not evaluation.tasks:

@@ -133,7 +133,7 @@ class Rollout:
     restart_share: Annotated[float, Share] = 0.0
     """Share of a step's groups, above 0 at least one, that begin within a win: near its end at first, later earlier."""
     restart_success: Annotated[float, Range(0, 1, "(]")] = 0.5
-    """Share of such a group's episodes that must win for its family to begin a turn earlier; if none wins, later."""
+    """Share of a family's restarts in a step that must win to begin a turn earlier next time; if none does, later."""
 
 
 @dataclass
