@@ -772,6 +772,18 @@ def test_a_plan_declares_its_measure_itself(spear, written, tmp_path):
     assert "are declared in a plan" in printed
 
 
+def test_cells_of_a_shared_cold_start_are_one_arm_when_they_are_read_as_runs(spear, written, tmp_path):
+    out, path = tmp_path / "out", written("shared_cold_start = true\n" + PLAN)
+    for cell in read_plan(path, out).cells:
+        fabricate(cell.folder, cell.config, random.Random(cell.name))
+    runs = sorted((out / "cells").glob("*/seed_*"))
+    code, printed = spear("compare", *runs, "--out", tmp_path / "compared")
+    assert code == 0, printed
+    arms = json.loads((tmp_path / "compared/compare.json").read_text())["arms"]
+    assert [arm["seeds"] for arm in arms] == [[0, 1], [0, 1]]
+    assert "engine.model" not in printed
+
+
 # Real cells.
 
 REAL = """
