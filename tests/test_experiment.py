@@ -24,7 +24,7 @@ import pytest
 
 from conftest import logged
 from spear_rl.app.compare.experiment import commands, jobs_of, read_plan
-from spear_rl.app.compare.experiment.cells import cell_of
+from spear_rl.app.compare.experiment.cells import cell_of, gpus
 from spear_rl.app.compare.experiment.plan import BUDGET
 from spear_rl.app.config import flat, load, merged, resolved, to_toml, with_changes
 from spear_rl.errors import ConfigError
@@ -66,10 +66,14 @@ words = sys.argv[3:]
 log = Path(os.environ["STAND_IN_LOG"])
 with log.open("a") as file:
     call = {{"words": words, "threads": os.environ.get("OMP_NUM_THREADS"), "time": time.time()}}
-    file.write(json.dumps(call) + "\\n")
-sources = [word for word in words[1:] if "=" not in word]
-config = load(sources[0] if sources else None, [word for word in words[1:] if "=" in word])
-folder = Path(config.run.dir)
+    call["gpu"] = os.environ.get("CUDA_VISIBLE_DEVICES")
+    sources = [word for word in words[1:] if "=" not in word]
+    config = load(sources[0] if sources else None, [word for word in words[1:] if "=" in word])
+    folder = Path(config.run.dir)
+    file.write(json.dumps(call | {{"folder": str(folder)}}) + "\\n")
+deadline = time.time() + 120
+while len(log.read_text().splitlines()) < int(os.environ.get("STAND_IN_WAITS_FOR", "0")) and time.time() < deadline:
+    time.sleep(0.05)
 time.sleep(float(os.environ.get("STAND_IN_SECONDS", "0")))
 part, _, times = os.environ.get("STAND_IN_FAILS", "").partition("*")
 tries = sum(json.loads(line)["words"] == words for line in log.read_text().splitlines())
@@ -418,12 +422,30 @@ def test_cells_whose_cold_start_failed_are_reported_and_not_run(spear, written, 
     assert all("run.seed=1" in words for words in ran)
 
 
-def test_as_many_cells_run_at_once_as_asked(spear, written, tmp_path, stand_in, monkeypatch):
-    monkeypatch.setenv("STAND_IN_SECONDS", "1.5")
-    assert spear("experiment", written(), "--out", tmp_path / "out", "--jobs", 4)[0] == 0
-    times = [call["time"] for call in stand_in()]
-    ends = [(tmp_path / f"out/cells/{c}/summary.json").stat().st_mtime for c in ("base/seed_0", "spear/seed_0")]
-    assert max(times) < min(ends), "all four should have begun before the first ended"
+@pytest.mark.parametrize("jobs", [1, 2, 4])
+def test_as_many_cells_run_at_once_as_asked_and_no_more(spear, written, tmp_path, stand_in, monkeypatch, jobs):
+    monkeypatch.setenv("STAND_IN_WAITS_FOR", str(jobs))  # a cell does not end before so many have begun
+    assert spear("experiment", written(), "--out", tmp_path / "out", "--jobs", jobs)[0] == 0
+    spans = [(call["time"], Path(f"{call['folder']}/summary.json").stat().st_mtime) for call in stand_in()]
+    most = max(sum(begin <= time < end for begin, end in spans) for time, _ in spans)
+    assert most == jobs
+
+
+def test_on_gpus_one_cell_runs_on_each(spear, written, tmp_path, stand_in, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    gpus.cache_clear()
+    try:
+        text = PLAN.replace('"lookup"', '"quickstart"')
+        code, printed = spear("experiment", written(text), "--out", tmp_path / "out")
+    finally:
+        gpus.cache_clear()
+    assert code == 0, printed
+    assert "2 at once" in printed
+    calls = stand_in()
+    assert {call["gpu"] for call in calls[:2]} == {"3", "5"} >= {call["gpu"] for call in calls}
+    assert not any("run.threads" in word for call in calls for word in call["words"])
+    assert {call["threads"] for call in calls} == {None}
 
 
 def test_two_experiments_in_one_folder_are_refused(spear, written, tmp_path, stand_in, monkeypatch):
@@ -824,6 +846,8 @@ def test_a_shared_cold_start_gives_all_arms_the_same_evaluation_before_rl(spear,
     (block,) = json.loads((out / "results.json").read_text())["blocks"]
     assert block["arms"][1]["measures"]["optimizer steps"]["value"] == sum(taken)
     assert "not the same budget: optim.num_minibatches is 2 in spear and 1 in base" in printed
+    times = f"spear took {sum(taken) / 4:.2f} times as many optimizer steps as base"
+    assert times in (out / "report.md").read_text()
     # What a cell did alone, by the command of the dry run in another process, is what it did here.
     (line,) = [line for line in commands(read_plan(written(REAL), out)) if "cells/base" in line]
     words = [word.replace(str(base), str(tmp_path / "alone")) for word in shlex.split(line)]
