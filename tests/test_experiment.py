@@ -24,7 +24,7 @@ import pytest
 
 from conftest import logged
 from spear_rl.app.compare.experiment import commands, jobs_of, read_plan
-from spear_rl.app.compare.experiment.cells import cell_of
+from spear_rl.app.compare.experiment.cells import cell_of, gpus
 from spear_rl.app.compare.experiment.plan import BUDGET
 from spear_rl.app.config import flat, load, merged, resolved, to_toml, with_changes
 from spear_rl.errors import ConfigError
@@ -66,10 +66,14 @@ words = sys.argv[3:]
 log = Path(os.environ["STAND_IN_LOG"])
 with log.open("a") as file:
     call = {{"words": words, "threads": os.environ.get("OMP_NUM_THREADS"), "time": time.time()}}
-    file.write(json.dumps(call) + "\\n")
-sources = [word for word in words[1:] if "=" not in word]
-config = load(sources[0] if sources else None, [word for word in words[1:] if "=" in word])
-folder = Path(config.run.dir)
+    call["gpu"] = os.environ.get("CUDA_VISIBLE_DEVICES")
+    sources = [word for word in words[1:] if "=" not in word]
+    config = load(sources[0] if sources else None, [word for word in words[1:] if "=" in word])
+    folder = Path(config.run.dir)
+    file.write(json.dumps(call | {{"folder": str(folder)}}) + "\\n")
+deadline = time.time() + 120
+while len(log.read_text().splitlines()) < int(os.environ.get("STAND_IN_WAITS_FOR", "0")) and time.time() < deadline:
+    time.sleep(0.05)
 time.sleep(float(os.environ.get("STAND_IN_SECONDS", "0")))
 part, _, times = os.environ.get("STAND_IN_FAILS", "").partition("*")
 tries = sum(json.loads(line)["words"] == words for line in log.read_text().splitlines())
@@ -117,6 +121,17 @@ def stand_in(tmp_path, monkeypatch):
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
     return calls
+
+
+@pytest.fixture
+def drawn():
+    """Asks for figures, which take most of the time of a report."""
+
+
+@pytest.fixture(autouse=True)
+def _undrawn(request, monkeypatch):
+    if "drawn" not in request.fixturenames:
+        monkeypatch.setattr("spear_rl.app.compare.experiment.report.draw_all", lambda *_: [])
 
 
 def refused(path, out=None):
@@ -418,12 +433,30 @@ def test_cells_whose_cold_start_failed_are_reported_and_not_run(spear, written, 
     assert all("run.seed=1" in words for words in ran)
 
 
-def test_as_many_cells_run_at_once_as_asked(spear, written, tmp_path, stand_in, monkeypatch):
-    monkeypatch.setenv("STAND_IN_SECONDS", "1.5")
-    assert spear("experiment", written(), "--out", tmp_path / "out", "--jobs", 4)[0] == 0
-    times = [call["time"] for call in stand_in()]
-    ends = [(tmp_path / f"out/cells/{c}/summary.json").stat().st_mtime for c in ("base/seed_0", "spear/seed_0")]
-    assert max(times) < min(ends), "all four should have begun before the first ended"
+@pytest.mark.parametrize("jobs", [1, 2, 4])
+def test_as_many_cells_run_at_once_as_asked_and_no_more(spear, written, tmp_path, stand_in, monkeypatch, jobs):
+    monkeypatch.setenv("STAND_IN_WAITS_FOR", str(jobs))  # a cell does not end before so many have begun
+    assert spear("experiment", written(), "--out", tmp_path / "out", "--jobs", jobs)[0] == 0
+    spans = [(call["time"], Path(f"{call['folder']}/summary.json").stat().st_mtime) for call in stand_in()]
+    most = max(sum(begin <= time < end for begin, end in spans) for time, _ in spans)
+    assert most == jobs
+
+
+def test_on_gpus_one_cell_runs_on_each(spear, written, tmp_path, stand_in, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    gpus.cache_clear()
+    try:
+        text = PLAN.replace('"lookup"', '"quickstart"')
+        code, printed = spear("experiment", written(text), "--out", tmp_path / "out")
+    finally:
+        gpus.cache_clear()
+    assert code == 0, printed
+    assert "2 at once" in printed
+    calls = stand_in()
+    assert {call["gpu"] for call in calls[:2]} == {"3", "5"} >= {call["gpu"] for call in calls}
+    assert not any("run.threads" in word for call in calls for word in call["words"])
+    assert {call["threads"] for call in calls} == {None}
 
 
 def test_two_experiments_in_one_folder_are_refused(spear, written, tmp_path, stand_in, monkeypatch):
@@ -530,9 +563,7 @@ def interval(values):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_number_of_the_table_equals_a_computation_by_hand(spear, written, tmp_path, monkeypatch, seed):
-    if seed:  # drawing takes the time
-        monkeypatch.setattr("spear_rl.app.compare.experiment.report.draw_all", lambda *_: [])
+def test_every_number_of_the_table_equals_a_computation_by_hand(spear, written, tmp_path, seed):
     rng, seeds = random.Random(seed), [5, 1, 3, 8, 2][: 2 + seed]
     out, runs = tmp_path / "out", {}
     path = written(PLAN.replace("[0, 1]", str(seeds)) + BLOCKS)
@@ -583,9 +614,6 @@ def test_every_number_of_the_table_equals_a_computation_by_hand(spear, written, 
         "success_episodes", "success_optimizer_steps", "success_seconds", "entropy", "tool_turns", "replay_age",
         "replay_success", "gate", "families",
     }  # fmt: skip
-    for name in [] if seed else [*names, "differences"]:
-        assert (out / "figures" / f"{name}.png").stat().st_size > 1000
-        assert "<svg" in (out / "figures" / f"{name}.svg").read_text()
     steps = next(f for f in results["figures"] if f["name"] == "success_optimizer_steps")["lines"]["long / rloo"][
         "base"
     ]
@@ -594,6 +622,21 @@ def test_every_number_of_the_table_equals_a_computation_by_hand(spear, written, 
     gate = next(f for f in results["figures"] if f["name"] == "gate")["lines"]["short / grpo"]["spear"]
     passed = [[row["replay/eligible"] / 10 for row in runs[("short", "grpo"), "spear", s][0]] for s in seeds]
     assert gate["mean"] == pytest.approx([mean(run[n] for run in passed) for n in range(3)])
+
+
+def test_every_figure_is_written_as_svg_and_png_and_those_of_an_earlier_report_go(spear, written, tmp_path, drawn):
+    out, path = tmp_path / "out", written(PLAN + BLOCKS)
+    for cell in read_plan(path, out).cells:
+        fabricate(cell.folder, cell.config, random.Random(cell.name))
+    (out / "figures").mkdir()
+    (out / "figures/old.svg").touch()
+    assert spear("experiment", path, "--out", out)[0] == 0
+    names = [figure["name"] for figure in json.loads((out / "results.json").read_text())["figures"]]
+    for name in [*names, "differences"]:
+        assert (out / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert "<svg" in (out / "figures" / f"{name}.svg").read_text()
+        assert f"(figures/{name}.svg)" in (out / "report.md").read_text()
+    assert len(list((out / "figures").iterdir())) == 2 * (len(names) + 1)
 
 
 def test_seeds_that_an_arm_lacks_take_no_part_in_its_differences(spear, written, tmp_path):
@@ -669,7 +712,7 @@ def test_the_report_says_how_it_was_run(spear, written, tmp_path, stand_in):
 HOSTILE = '<script>alert(1)</script>"><img src=http://evil.example/x onerror=a>`|$x^2$ \x1b[31m\u202e'
 
 
-def test_the_html_refers_to_nothing_outside_and_escapes_hostile_names(spear, tmp_path):
+def test_the_html_refers_to_nothing_outside_and_escapes_hostile_names(spear, tmp_path, drawn):
     runs = []
     for n, name in enumerate(["grpo", "mine<b>:make", "mine<b>:make"]):
         config = load("lookup", ["run.steps=3", f"run.seed={n % 2}"])
@@ -766,10 +809,29 @@ def test_options_that_do_not_fit_existing_runs_are_refused(spear, tmp_path, argu
     assert (code, says in printed) == (2, True), printed
 
 
+def test_the_folder_of_an_experiment_is_no_run(spear, written, tmp_path):
+    assert spear("experiment", written(), "--out", tmp_path / "out", "--report-only")[0] == 0
+    code, printed = spear("experiment", tmp_path / "out")
+    assert code == 2
+    assert "name its plan" in printed
+
+
 def test_a_plan_declares_its_measure_itself(spear, written, tmp_path):
     code, printed = spear("experiment", written(), "--primary", "eval_best")
     assert code == 2
     assert "are declared in a plan" in printed
+
+
+def test_cells_of_a_shared_cold_start_are_one_arm_when_they_are_read_as_runs(spear, written, tmp_path):
+    out, path = tmp_path / "out", written("shared_cold_start = true\n" + PLAN)
+    for cell in read_plan(path, out).cells:
+        fabricate(cell.folder, cell.config, random.Random(cell.name))
+    runs = sorted((out / "cells").glob("*/seed_*"))
+    code, printed = spear("compare", *runs, "--out", tmp_path / "compared")
+    assert code == 0, printed
+    arms = json.loads((tmp_path / "compared/compare.json").read_text())["arms"]
+    assert [arm["seeds"] for arm in arms] == [[0, 1], [0, 1]]
+    assert "engine.model" not in printed
 
 
 # Real cells.
@@ -812,6 +874,8 @@ def test_a_shared_cold_start_gives_all_arms_the_same_evaluation_before_rl(spear,
     (block,) = json.loads((out / "results.json").read_text())["blocks"]
     assert block["arms"][1]["measures"]["optimizer steps"]["value"] == sum(taken)
     assert "not the same budget: optim.num_minibatches is 2 in spear and 1 in base" in printed
+    times = f"spear took {sum(taken) / 4:.2f} times as many optimizer steps as base"
+    assert times in (out / "report.md").read_text()
     # What a cell did alone, by the command of the dry run in another process, is what it did here.
     (line,) = [line for line in commands(read_plan(written(REAL), out)) if "cells/base" in line]
     words = [word.replace(str(base), str(tmp_path / "alone")) for word in shlex.split(line)]

@@ -48,6 +48,10 @@ def experiment(
     if all(path.is_dir() for path in what):
         if dry_run or report_only or jobs:
             raise UserError("--dry-run, --report-only and --jobs are for a plan; these are folders of runs")
+        if home := next((path for path in what if (path / "plan.json").is_file()), None):
+            raise UserError(
+                f"{home} is the folder of an experiment: name its plan, with --out {home} and --report-only"
+            )
         folder = out or Path("experiments_out/runs")
         _tell(results_of_runs(what, folder, _command(), primary=primary or "eval_mean", reference=reference or None))
         return

@@ -200,6 +200,11 @@ def table_in(source: str, known: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _hints(section: type) -> dict[str, Any]:
+    return _cached_hints(section)
+
+
+@functools.cache
+def _cached_hints(section: type) -> dict[str, Any]:
     return typing.get_type_hints(section, include_extras=True)
 
 

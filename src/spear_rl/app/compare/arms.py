@@ -94,10 +94,10 @@ def arms_of(runs: Sequence[RunRecord]) -> list[Arm]:
     """Runs by algorithm, and by the settings in which runs of one algorithm differ; each base before its SPEAR."""
     arms: dict[str, list[RunRecord]] = {}
     for run in sorted(runs, key=lambda r: (r.seed, str(r.path))):
-        alike = [other.settings for other in runs if other.algorithm == run.algorithm]
-        keys = sorted({key for settings in alike for key in settings if _matters(key, run.algorithm)})
-        varying = [key for key in keys if len({_text(settings.get(key)) for settings in alike}) > 1]
-        own = ", ".join(f"{key}={_text(run.settings.get(key))}" for key in varying)
+        alike = [other for other in runs if other.algorithm == run.algorithm]
+        keys = sorted({key for other in alike for key in other.settings if _matters(key, run.algorithm)})
+        varying = [key for key in keys if len({_setting(other, key) for other in alike}) > 1]
+        own = ", ".join(f"{key}={_setting(run, key)}" for key in varying)
         arms.setdefault(f"{run.algorithm} [{own}]" if own else run.algorithm, []).append(run)
     return sorted(
         (Arm(label, members) for label, members in arms.items()),
@@ -125,7 +125,7 @@ def warnings_of(arms: Sequence[Arm]) -> list[str]:
         is_in_labels = key.startswith("algorithm.") and any(f"{key}=" in arm.label for arm in arms)
         if not is_in_labels:
             concerned = [arm for arm in arms if _matters(key, arm.algorithm)]
-            said += _unlike(f"{key} is", {arm.label: _text(arm.runs[0].settings.get(key)) for arm in concerned})
+            said += _unlike(f"{key} is", {arm.label: _setting(arm.runs[0], key) for arm in concerned})
     return said
 
 
@@ -139,7 +139,11 @@ def _unlike(subject: str, values: Mapping[str, str]) -> Iterator[str]:
         yield f"not like for like: {subject} {'; '.join(parts)}"
 
 
-def _text(value: Any) -> str:
+def _setting(run: RunRecord, key: str) -> str:
+    """A setting in words. The cold start that an experiment's cells share has one folder per seed: it is one model."""
+    value = run.settings.get(key)
+    if key == "engine.model" and isinstance(value, str) and "cold_starts/" in value:
+        value = value.replace(f"/seed_{run.seed}/", "/seed_*/")
     return value if isinstance(value, str) else "unset" if value is None else json.dumps(value)
 
 

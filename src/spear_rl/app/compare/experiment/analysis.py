@@ -1,5 +1,6 @@
 """The results of blocks of arms: means over seeds with intervals, paired differences, a summary over blocks."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -155,25 +156,24 @@ def _summary(arm: str, reference: str, measure: str, entries: Sequence[tuple[str
 def notes_on(blocks: Sequence[Block]) -> Iterator[str]:
     """What the counts of real runs say about whether arms are like for like."""
     for column in ("optimizer steps", "episodes", "success before"):
-        found: dict[str, list[str]] = {}
+        found: dict[tuple[str, str], list[tuple[float, float]]] = {}
         for block in blocks:
             base = block.table.get(block.reference, {}).get(column)
             for arm in block.arms:
                 mine = block.table[arm.label][column]
-                if mine is None or base is None or arm.label == block.reference:
-                    continue
-                common = mine.by_seed.keys() & base.by_seed.keys()
-                if any(abs(mine.by_seed[seed] - base.by_seed[seed]) > 1e-9 for seed in common):
-                    found.setdefault(_unlike(arm.label, block.reference, column, mine, base), []).append(block.label)
-        for text, labels in found.items():
-            yield text + (f" (in {', '.join(labels)})" if len(blocks) > 1 else "")
+                if mine and base and any(abs(shift) > 1e-9 for shift in paired(mine.by_seed, base.by_seed).values()):
+                    found.setdefault((arm.label, block.reference), []).append((mine.value, base.value))
+        for (arm_label, reference), values in found.items():
+            where = f" (in {len(values)} of {len(blocks)} blocks)" if len(blocks) > 1 else ""
+            yield _unlike(arm_label, reference, column, values) + where
     num = sum(d.estimate is not None for block in blocks for d in block.differences)
     if num > 1:
         yield f"each of the {num} intervals of a difference is a 95 % one, not corrected for there being several"
 
 
-def _unlike(arm: str, reference: str, column: str, mine: Mean, base: Mean) -> str:
+def _unlike(arm: str, reference: str, column: str, values: Sequence[tuple[float, float]]) -> str:
     if column == "success before":
         return f"{arm} begins RL with another success than {reference} on some seed"
-    factor = f", {mine.value / base.value:.2f} times as many" if base.value else ""
-    return f"{arm} took {mine.value:,.0f} {column} per run where {reference} took {base.value:,.0f}{factor}"
+    factors = sorted(mine / base if base else math.inf for mine, base in values)
+    low, high = f"{factors[0]:.2f}", f"{factors[-1]:.2f}"
+    return f"{arm} took {low if low == high else f'{low} to {high}'} times as many {column} as {reference}"

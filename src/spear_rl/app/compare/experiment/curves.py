@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -117,8 +116,14 @@ def _success(arm: Arm, cost: Callable[[RunRecord], Mapping[int, float] | None]) 
 
 
 def _families(arm: Arm) -> Line:
-    ends = [run.evals[max(run.evals)].get("by_family", {}) for run in arm.runs if run.evals]
-    return band([{name or "-": float(rate["success"]) for name, rate in families.items()} for families in ends])
+    ends = [run.evals[max(run.evals)].get("by_family") for run in arm.runs if run.evals]
+    return band([_rates(families) for families in ends if isinstance(families, dict)])
+
+
+def _rates(families: Mapping[str, Any]) -> dict[str, float]:
+    """Kind of task -> success, where it is a share."""
+    found = {name or "-": rate.get("success") for name, rate in families.items() if isinstance(rate, dict)}
+    return {name: float(share) for name, share in found.items() if isinstance(share, int | float) and 0 <= share <= 1}
 
 
 def _of_draws(shares: Callable[[Path], Mapping[float, float]]) -> Callable[[Arm], Line]:
@@ -144,7 +149,6 @@ def _group_success(path: Path) -> dict[float, float]:
     return {(n + 0.5) / _BINS: bins[n] / bins.total() for n in range(_BINS)} if bins else {}
 
 
-@cache
 def draws(path: Path) -> list[dict[str, Any]]:
     """All draws of a run, without what is damaged."""
     rows = read_rows(path / "draws.jsonl").by_step.values()

@@ -56,10 +56,11 @@ def optimizer_steps(run: RunRecord) -> dict[int, float] | None:
     counted = run.series("policy/optimizer_steps")
     if counted:
         return {step: counted.get(step, 0.0) for step in run.rows}  # a step in which nothing trained has none
-    if run.settings.get("optim.minibatch_rows"):
-        return None
     # Earlier versions did not count them.
     count, epochs = run.settings.get("optim.num_minibatches", 1), run.settings.get("optim.epochs", 1)
+    rows = run.settings.get("optim.minibatch_rows", 0)
+    if rows != 0 or type(count) is not int or type(epochs) is not int:
+        return None
     is_separate = run.settings.get("algorithm.imitation.update") == "separate"
     replayed = run.series("replay/trajectories") if is_separate else {}
     return {step: float(epochs * (count + min(count, replayed.get(step, 0.0)))) for step in run.rows}

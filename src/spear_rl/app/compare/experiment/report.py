@@ -17,12 +17,12 @@ from spear_rl.io.escaping import markdown, one_line, visible
 from spear_rl.io.files import write_whole, writing
 
 _STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;max-width:75rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a;background:#fff}
+body{font:15px/1.5 system-ui,sans-serif;max-width:85rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a;background:#fff}
 table{border-collapse:collapse;margin:1rem 0;font-size:14px;font-variant-numeric:tabular-nums}
 table{display:block;overflow-x:auto}
 th,td{border-bottom:1px solid #ddd;padding:.3rem .7rem;text-align:right;white-space:nowrap}
 th:first-child,td:first-child{text-align:left}
-th{border-bottom:2px solid #888}
+th{border-bottom:2px solid #888;white-space:normal}
 img{max-width:100%;height:auto}
 figure{margin:1.5rem 0}
 figcaption{color:#555}

@@ -1,6 +1,7 @@
 """How far a cell is, by what its folder holds: absent, begun, finished, or of other settings than the plan's."""
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -137,7 +138,9 @@ def holder(folder: Path) -> str:
         return ""
     try:
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EAGAIN):  # a file system without locks
+            return ""
         with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
             return f"process {json.loads(os.pread(handle, 4096, 0)).get('pid')}"
         return "another process"
