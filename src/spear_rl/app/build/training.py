@@ -16,20 +16,21 @@ from spear_rl.engines import ENGINES
 from spear_rl.engines.base import TrainableEngine, missing_members
 from spear_rl.engines.device import chosen_device, chosen_dtype
 from spear_rl.engines.memory import kv_slots, memory_guard
+from spear_rl.engines.models.hub import pin
 from spear_rl.engines.models.load import (
+    base_name,
     is_function,
     model_by_name,
     model_from_function,
     model_in_folder,
     model_under_adapter,
-    tiny_name,
     with_saved_weights,
 )
 from spear_rl.engines.models.lora import adapter_base, adapter_in_folder, is_adapter, with_adapter
-from spear_rl.engines.models.tiny import FROM_SCRATCH
 from spear_rl.errors import ConfigError, UserError
 from spear_rl.functional.losses import FixedLength, Reduce, SequenceMean, TokenMean, constant, cosine
 from spear_rl.io.escaping import in_words
+from spear_rl.io.record import read_record
 from spear_rl.settings.names import loaded
 from spear_rl.train.checkpoint import MANIFEST, checked_manifest
 
@@ -128,6 +129,7 @@ def engine_of(config: Config, *, folder: Path | None = None) -> TrainableEngine:
     make = ENGINES.get(name) or loaded(name, kind="engine", example="my_package.my_engine:make")
     device = chosen_device(settings.device)
     dtype = chosen_dtype(settings.dtype, device)
+    pin(read_record(Path(config.run.dir)).get("models", {}) if config.run.resume else {})
     model, tokenizer, adapter = _model_of(config, folder)
     use_threads(config, model, device, folder)
     processor = tokenizer if hasattr(tokenizer, "image_processor") else None
@@ -194,16 +196,20 @@ def _model_of(config: Config, folder: Path | None) -> tuple[Any, Any, Any]:
         return adapter.get_base_model(), tokenizer, adapter
     if (Path(settings.model) / MANIFEST).is_file():  # a checkpoint, or what `spear sft` wrote
         checked_manifest(Path(settings.model))
-    texts = partial(expert_texts, config)
-    model, tokenizer = own or model_by_name(settings.model, texts=texts, seed=seed, trust_remote_code=trusted)
+    texts, revision = partial(expert_texts, config), settings.revision
+    model, tokenizer = own or model_by_name(
+        settings.model, texts=texts, seed=seed, revision=revision, trust_remote_code=trusted
+    )
     if not settings.lora_rank:
         return model, tokenizer, None
+    name, commit = base_name(settings.model, revision, seed=seed)
     adapter = with_adapter(
         model,
         rank=settings.lora_rank,
         alpha=2 * settings.lora_rank,
         targets=settings.lora_targets,
-        name=tiny_name(settings.model, seed) if settings.model in FROM_SCRATCH else settings.model,
+        name=name,
+        revision=commit,
         seed=seed,
     )
     return adapter.get_base_model(), tokenizer, adapter

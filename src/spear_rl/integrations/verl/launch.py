@@ -13,6 +13,7 @@ from spear_rl.algorithms import Algorithm, ClippedSurrogate, FixedLength, Sequen
 from spear_rl.app.build.rollout import eval_sampling_of, tasks_of
 from spear_rl.app.build.training import algorithm_of
 from spear_rl.app.config import Config, load, to_toml, value_of
+from spear_rl.engines.models.load import located
 from spear_rl.errors import ConfigError
 from spear_rl.integrations.shared.requirements import require_names, require_surrogate, require_version
 
@@ -47,9 +48,12 @@ def verl_settings(config: Config, folder: Path, theirs: Mapping[str, Any]) -> di
     if config.sft.episodes:
         hint = "run `spear sft`, then set engine.model to the model folder it wrote and sft.episodes=0"
         raise ConfigError(f"verl has no cold start: {hint}")
-    if not (Path(config.engine.model).is_dir() or "/" in config.engine.model):
+    model = Path(config.engine.model)
+    if not (model.is_dir() or ("/" in config.engine.model and model.suffix.lower() != ".gguf")):
         wanted = "verl wants a transformers folder (`spear sft` writes one) or a hub id, owner/name"
         raise ConfigError(f"engine.model: {config.engine.model!r} is no folder: {wanted}")
+    if not model.is_dir() and ("@" in config.engine.model or config.engine.revision):  # verl takes no revision
+        config.engine.model, config.engine.revision = str(located(config.engine.model, config.engine.revision)), ""
     loss = require_expressible(algorithm_of(config))
     longest = rollout.max_context + rollout.max_new_tokens
     keys: dict[str, Any] = {name: value_of(config, ours) for name, ours in _TABLES["settings"].items()}
