@@ -9,6 +9,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def is_gguf(path: Path) -> bool:
 
 def read_gguf(path: Path) -> tuple[Any, Any]:
     """(model, tokenizer) of a GGUF file in float32; a head that was tied to the embeddings is tied again."""
-    with _one_sentence(path), _joined(path) as file:
+    with _one_sentence(path), _one_reader(), _joined(path) as file:
         return _read(file)
 
 
@@ -55,7 +56,7 @@ def gguf_config(path: Path) -> Any:
     """The transformers configuration of a GGUF file, without its weights."""
     from transformers import AutoConfig
 
-    with _one_sentence(path), _joined(path) as file:
+    with _one_sentence(path), _one_reader(), _joined(path) as file:
         config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
         return _without_quantization(config)
 
@@ -151,6 +152,21 @@ def _one_sentence(path: Path) -> Iterator[None]:
     except Exception as error:  # readers raise many types
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ConfigError(f"engine.model: {path} does not load as a GGUF model: {reason}") from error
+
+
+@contextlib.contextmanager
+def _one_reader() -> Iterator[None]:
+    """Have every file opened once: to parse a vocabulary takes seconds, and transformers does so for each of its parts."""
+    import gguf
+
+    own = gguf.GGUFReader
+    opened = cache(own)
+    gguf.GGUFReader = lambda path, *arguments: opened(str(path), *arguments)
+    try:
+        yield
+    finally:
+        gguf.GGUFReader = own
+        opened.cache_clear()
 
 
 @contextlib.contextmanager
@@ -300,7 +316,7 @@ def _was_tied(ends: Sequence[Any], types: dict[str, str]) -> bool:
     is_exact = all(types.get(name) in ("F32", "F16", "BF16") for name in ("token_embd.weight", "output.weight"))
     blocks = zip(ends[0].split(4096), ends[1].split(4096), strict=True)
     distance = sum(float((one - other).norm()) ** 2 for one, other in blocks) ** 0.5
-    return distance <= float(ends[1].norm()) * (NEARLY_EQUAL_UNQUANTISED if is_exact else NEARLY_EQUAL)
+    return bool(distance <= float(ends[1].norm()) * (NEARLY_EQUAL_UNQUANTISED if is_exact else NEARLY_EQUAL))
 
 
 def _without_quantization(config: Any) -> Any:
