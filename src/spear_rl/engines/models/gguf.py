@@ -156,7 +156,7 @@ def _one_sentence(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _one_reader() -> Iterator[None]:
-    """Have every file opened once: to parse a vocabulary takes seconds, and transformers does so for each of its parts."""
+    """Have every file opened once: parsing a vocabulary takes seconds, and transformers does so several times."""
     import gguf
 
     own = gguf.GGUFReader
@@ -295,7 +295,8 @@ def _read(file: Path) -> tuple[Any, Any]:
         config.tie_word_embeddings, weights[ends[0]] = True, weights[ends[1]]
     # transformers refuses to save the loaded model, which it considers quantised; a rebuilt one it saves.
     with init_empty_weights(include_buffers=False):
-        model = AutoModelForCausalLM.from_config(_without_quantization(config), dtype=torch.float32)
+        plain = _without_quantization(config)
+        model = AutoModelForCausalLM.from_config(plain, dtype=torch.float32, trust_remote_code=False)
     model.load_state_dict(weights, assign=True)
     model.tie_weights()
     tokenizer, model.generation_config.eos_token_id = _tokenizer(file, reader)

@@ -5,6 +5,7 @@ import hashlib
 import json
 import logging
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,21 +161,21 @@ def _check_hash(path: Path, model: HubId) -> None:
 
 @contextlib.contextmanager
 def _progress_bars() -> Iterator[None]:
-    """Show huggingface_hub's progress bars, which loading turns off, and none of its warnings."""
+    """Show huggingface_hub's progress bars, which loading turns off, on a terminal, and none of its warnings."""
     from huggingface_hub import constants
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     log, were_off = logging.getLogger("huggingface_hub"), are_progress_bars_disabled()
     level = log.level
     log.setLevel(logging.ERROR)
-    if were_off and constants.HF_HUB_DISABLE_PROGRESS_BARS is None:
-        enable_progress_bars()
+    if constants.HF_HUB_DISABLE_PROGRESS_BARS is None:
+        enable_progress_bars() if sys.stderr.isatty() else disable_progress_bars()
     try:
         yield
     finally:
         log.setLevel(level)
-        if were_off:
-            disable_progress_bars()
+        if constants.HF_HUB_DISABLE_PROGRESS_BARS is None:
+            disable_progress_bars() if were_off else enable_progress_bars()
 
 
 @contextlib.contextmanager

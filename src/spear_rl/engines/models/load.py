@@ -28,6 +28,9 @@ BUILT_IN = (*FROM_SCRATCH, "smollm2")
 _NOT_TRAINED = ("Model", "EncoderModel", "ForMaskedLM", "Classification", "ForQuestionAnswering", "RewardModel")
 """Ends of the names of model classes that write no text."""
 
+_VOCABULARIES = ("tokenizer.", "vocab", "merges", "tekken")
+"""Beginnings of the names of files without which transformers makes an empty tokenizer."""
+
 
 def model_by_name(
     name: str, *, texts: Callable[[], Sequence[str]], seed: int, revision: str = "", trust_remote_code: bool = False
@@ -157,7 +160,7 @@ def model_in_folder(folder: Path, *, trust_remote_code: bool = False) -> tuple[A
 
 
 def _check_writes_text(folder: Path, config: Any) -> None:
-    """Refuse encoder-decoders, and models that embed or classify."""
+    """Refuse encoder-decoders, models that embed or classify, and those without a vocabulary."""
     kind = next(iter(getattr(config, "architectures", None) or []), "")
     if getattr(config, "is_encoder_decoder", False):
         raise ConfigError(
@@ -167,6 +170,10 @@ def _check_writes_text(folder: Path, config: Any) -> None:
     if is_headless or (folder / "modules.json").is_file():
         what = f"{kind}, which embeds or classifies text" if kind else "a model that embeds text"
         raise ConfigError(f"engine.model: {folder} is a {what}: only causal language models train here")
+    if not any(
+        path.name.startswith(_VOCABULARIES) or path.suffix in (".model", ".tiktoken") for path in folder.iterdir()
+    ):
+        raise ConfigError(f"engine.model: {folder} has no tokenizer: add tokenizer.json and tokenizer_config.json")
 
 
 def loading_error(folder: Path | str, error: Exception, what: str) -> ConfigError:
