@@ -57,7 +57,8 @@ def gguf_config(path: Path) -> Any:
     from transformers import AutoConfig
 
     with _one_sentence(path), _one_reader(), _joined(path) as file:
-        config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
+        shape = _shape(_reader(file))
+        config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False, **shape)
         return _without_quantization(config)
 
 
@@ -97,6 +98,8 @@ def _pieces(path: Path, found: re.Match[str]) -> list[Path]:
     """All pieces beside one, in order, with the names of those that must be missing."""
     others = (_PIECE.fullmatch(file.name) for file in path.parent.iterdir())
     same = [other for other in others if other and other["stem"] == found["stem"] and other["count"] == found["count"]]
+    if not found["piece"].isdigit():
+        same = [other for other in same if len(other["piece"]) == len(found["piece"])]
     order = sorted(same, key=lambda other: (len(other["piece"]), other["piece"]))
     if not found["piece"].isdigit():
         names = ["a" * len(order[0]["piece"])]
@@ -285,6 +288,7 @@ def _read(file: Path) -> tuple[Any, Any]:
         dtype=torch.float32,
         trust_remote_code=False,
         output_loading_info=True,
+        **_shape(reader),
     )
     config, weights = loaded.config, loaded.state_dict()
     if missing := sorted(info["missing_keys"]):
@@ -301,6 +305,13 @@ def _read(file: Path) -> tuple[Any, Any]:
     model.tie_weights()
     tokenizer, model.generation_config.eos_token_id = _tokenizer(file, reader)
     return model.eval(), tokenizer
+
+
+def _shape(reader: Any) -> dict[str, int]:
+    """What transformers does not read of the file: the width of Qwen3's heads."""
+    kind = str(_value(reader, "general.architecture"))
+    width = _value(reader, f"{kind}.attention.key_length") if kind.startswith("qwen3") else None
+    return {"head_dim": int(width)} if width else {}
 
 
 def _embeddings(model: Any) -> list[str]:
