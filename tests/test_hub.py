@@ -290,7 +290,7 @@ def test_a_download_that_breaks_off_goes_on_the_next_time(hub, folder, monkeypat
     assert torch.equal(logits(loaded("owner/name")), plain(folder))
 
 
-def test_a_repository_that_cannot_be_trained_is_refused_before_its_weights_are_loaded(hub, tmp_path, tokenizer):
+def test_a_repository_that_cannot_be_trained_is_refused_before_its_weights_are_downloaded(hub, tmp_path, tokenizer):
     from transformers import BertConfig, BertModel, T5Config, T5ForConditionalGeneration
 
     shape = {"vocab_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -304,10 +304,11 @@ def test_a_repository_that_cannot_be_trained_is_refused_before_its_weights_are_l
         model.save_pretrained(tmp_path / name)
         tokenizer.save_pretrained(tmp_path / name)
         hub.add(f"owner/{name}", tmp_path / name)
-    with pytest.raises(ConfigError, match="is a BertModel, which embeds or classifies text"):
+    with pytest.raises(ConfigError, match="owner/bert is a BertModel, which embeds or classifies text"):
         loaded("owner/bert")
     with pytest.raises(ConfigError, match=r"is an encoder-decoder \(T5ForConditionalGeneration\)"):
         loaded("owner/t5")
+    assert "model.safetensors" not in hub.downloads()
 
 
 def test_a_repository_without_tokenizer_weights_or_model_says_so(hub, tmp_path, tokenizer):
@@ -401,6 +402,41 @@ def command(hub: Hub, tmp_path: Path, *arguments: object, **env: str) -> subproc
 
 RUN = ["lookup", "engine.model=owner/name", "engine.lora_rank=2", "run.steps=2", "sft.episodes=0", "eval.tasks=0"]
 RUN += ["rollout.num_tasks=2", "rollout.group_size=2", "rollout.max_new_tokens=4", "run.checkpoint_every=1"]
+
+
+def test_a_gguf_file_of_the_hub_is_downloaded_with_its_parts_and_nothing_else(hub, tmp_path, monkeypatch):
+    from test_gguf import in_parts, plain_model, tensors_of, write
+    from test_gguf import logits as logits_of
+
+    monkeypatch.setenv("SPEAR_RL_CACHE", str(tmp_path / "cache"))
+    model, folder = plain_model("qwen2", tied=True), tmp_path / "files"
+    parts = in_parts(folder / "sub", model)
+    write(folder / "whole.gguf", "qwen2", tensors_of(model, "qwen2", head=False))
+    hub.add("owner/files-GGUF", folder)
+    for name, files in (("whole.gguf", ["whole.gguf"]), (f"sub/{parts[0].name}", [part.name for part in parts])):
+        hub.requests.clear()
+        own = model_by_name(f"owner/files-GGUF/{name}", texts=list, seed=0)[0]
+        assert torch.allclose(logits_of(own), logits_of(model), atol=1e-5)
+        assert sorted(hub.downloads()) == files
+    with pytest.raises(ConfigError, match=r"owner/files-GGUF/none.gguf is no file of owner/files-GGUF"):
+        loaded("owner/files-GGUF/none.gguf")
+    with pytest.raises(ConfigError, match=r"name one: engine.model=owner/name/file.gguf"):
+        loaded("owner/files-GGUF")
+
+
+def test_a_resume_uses_the_commit_in_the_runs_record(hub, tmp_path, tokenizer):
+    from spear_rl.app.build.training import engine_of
+    from spear_rl.app.config import load
+
+    old, new = (saved(tmp_path / f"seed{seed}", tokenizer, seed=seed) for seed in (1, 2))
+    commit = hub.add("owner/name", old)
+    hub.add("owner/name", new)
+    (tmp_path / "run.json").write_text(json.dumps({"starts": [], "trackers": {}, "models": {"owner/name": commit}}))
+    config = load(None, ["task.env=lookup", "engine.model=owner/name", f"run.dir={tmp_path}", "run.threads=1"])
+    for resume, folder in ((True, old), (False, new)):
+        config.run.resume = resume
+        engine = engine_of(config)
+        assert torch.equal(logits(engine.model), plain(folder))
 
 
 @pytest.mark.slow

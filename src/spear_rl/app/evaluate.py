@@ -248,7 +248,7 @@ def _about(
     if is_sampled:
         sampling, names = (
             eval_sampling_of(config),
-            ("max_new_tokens", "max_response_tokens", "stop", "layout", "detail"),
+            ("max_new_tokens", "max_response_tokens", "stop", "layout", "detail", "thinking"),
         )
         about |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
         about |= {name: getattr(config.rollout, name) for name in names}

@@ -183,6 +183,8 @@ def _model_of(config: Config, folder: Path | None) -> tuple[Any, Any, Any]:
     """(model, tokenizer or a vision-language model's processor, the adapter around the model or None)."""
     settings, seed, trusted = config.engine, config.run.seed, config.engine.trust_remote_code
     own = model_from_function(settings.model, seed=seed) if is_function(settings.model) else None
+    if own and settings.revision:
+        raise ConfigError(f"engine.revision={settings.revision}: {settings.model} is not of the hub; leave it out")
     if folder is not None:
         rank = adapter_base(folder)[1] if is_adapter(folder) else 0
         if config.run.resume and rank != settings.lora_rank:

@@ -1,5 +1,6 @@
 """Loads a policy: from scratch, a folder, an adapter or a GGUF file, all of these from the hub too, or a function."""
 
+import json
 import logging
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -29,7 +30,8 @@ _NOT_TRAINED = ("Model", "EncoderModel", "ForMaskedLM", "Classification", "ForQu
 """Ends of the names of model classes that write no text."""
 
 _VOCABULARIES = ("tokenizer.", "vocab", "merges", "tekken")
-"""Beginnings of the names of files without which transformers makes an empty tokenizer."""
+_VOCABULARY_ENDS = (".model", ".tiktoken")
+"""Names of files without which transformers makes an empty tokenizer."""
 
 
 def model_by_name(
@@ -55,7 +57,13 @@ def model_by_name(
         return tiny_vision_model(processor, seed=seed), processor
     if name == "smollm2":
         return smollm2(model_in_folder)
-    return _model_at(located(name, revision, with_code=trust_remote_code), trust_remote_code, ())
+    place = located(name, revision, with_code=trust_remote_code)
+    try:
+        return _model_at(place, trust_remote_code, ())
+    except UserError as error:
+        if str(place) in str(error) and not Path(name).exists():  # say the name that was given, not the cache's
+            raise type(error)(str(error).replace(str(place), name)) from error
+        raise
 
 
 def located(name: str, revision: str = "", *, with_weights: bool = True, with_code: bool = False) -> Path:
@@ -74,7 +82,12 @@ def located(name: str, revision: str = "", *, with_weights: bool = True, with_co
             raise ConfigError(f"engine.model: there is no file {name}")
         raise ConfigError(f"{unknown}; or a model of the hub: owner/name")
     try:
-        return fetched(model, with_weights=with_weights, with_code=with_code)
+        place = fetched(model, with_weights=False, with_code=with_code)
+        if with_weights and not model.file:
+            if not with_code and not is_adapter(place):
+                _check_writes_text(name, place)  # before gigabytes arrive
+            place = fetched(model, with_code=with_code)
+        return place
     except ConfigError as error:
         if "/" in name or name.startswith("hf:"):
             raise
@@ -140,7 +153,7 @@ def model_in_folder(folder: Path, *, trust_remote_code: bool = False) -> tuple[A
         config = from_folder(AutoConfig)
         sees = hasattr(config, "vision_config")
         if not trust_remote_code:
-            _check_writes_text(folder, config)
+            _check_writes_text(folder, folder)
         words = from_folder(AutoProcessor if sees else AutoTokenizer)
         kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
         model, info = from_folder(kind, dtype=torch.float32, weights_only=True, output_loading_info=True)
@@ -159,21 +172,25 @@ def model_in_folder(folder: Path, *, trust_remote_code: bool = False) -> tuple[A
     return model, words
 
 
-def _check_writes_text(folder: Path, config: Any) -> None:
-    """Refuse encoder-decoders, models that embed or classify, and those without a vocabulary."""
-    kind = next(iter(getattr(config, "architectures", None) or []), "")
-    if getattr(config, "is_encoder_decoder", False):
-        raise ConfigError(
-            f"engine.model: {folder} is an encoder-decoder ({kind}): only causal language models train here"
-        )
+def _check_writes_text(name: Path | str, folder: Path) -> None:
+    """Refuse encoder-decoders, models that embed or classify, and those without a vocabulary, by their small files."""
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        kind, is_pair = str((config.get("architectures") or [""])[0]), bool(config.get("is_encoder_decoder"))
+    except (OSError, ValueError, AttributeError, TypeError, IndexError, KeyError, RecursionError):
+        return  # transformers says what is wrong with it
+    only = "only causal language models train here"
+    if is_pair:
+        raise ConfigError(f"engine.model: {name} is an encoder-decoder ({kind}): {only}")
     is_headless = kind.endswith(_NOT_TRAINED) and not kind.endswith("LMHeadModel")
     if is_headless or (folder / "modules.json").is_file():
-        what = f"{kind}, which embeds or classifies text" if kind else "a model that embeds text"
-        raise ConfigError(f"engine.model: {folder} is a {what}: only causal language models train here")
-    if not any(
-        path.name.startswith(_VOCABULARIES) or path.suffix in (".model", ".tiktoken") for path in folder.iterdir()
-    ):
-        raise ConfigError(f"engine.model: {folder} has no tokenizer: add tokenizer.json and tokenizer_config.json")
+        what = f"a {kind}, which embeds or classifies text" if is_headless else "a model that embeds text"
+        raise ConfigError(f"engine.model: {name} is {what}: {only}")
+    files = [
+        path for path in folder.iterdir() if path.name.startswith(_VOCABULARIES) or path.suffix in _VOCABULARY_ENDS
+    ]
+    if not files:
+        raise ConfigError(f"engine.model: {name} has no tokenizer: add tokenizer.json and tokenizer_config.json")
 
 
 def loading_error(folder: Path | str, error: Exception, what: str) -> ConfigError:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -52,7 +53,7 @@ def verl_settings(config: Config, folder: Path, theirs: Mapping[str, Any]) -> di
     if not (model.is_dir() or ("/" in config.engine.model and model.suffix.lower() != ".gguf")):
         wanted = "verl wants a transformers folder (`spear sft` writes one) or a hub id, owner/name"
         raise ConfigError(f"engine.model: {config.engine.model!r} is no folder: {wanted}")
-    if not model.is_dir() and ("@" in config.engine.model or config.engine.revision):  # verl takes no revision
+    if not model.is_dir() and (config.engine.revision or re.search("@|^hf:", config.engine.model)):  # ours alone
         config.engine.model, config.engine.revision = str(located(config.engine.model, config.engine.revision)), ""
     loss = require_expressible(algorithm_of(config))
     longest = rollout.max_context + rollout.max_new_tokens
