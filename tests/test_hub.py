@@ -184,7 +184,7 @@ def test_an_adapter_finds_its_base_wherever_either_is(hub, folder, tmp_path, tok
 
 def test_an_adapter_without_its_base_says_so(hub, tmp_path, tokenizer):
     adapter_of("owner/gone", tmp_path / "adapter", tokenizer)
-    with pytest.raises(ConfigError, match=r"needs its base model owner/gone: .*is no model of the hub"):
+    with pytest.raises(ConfigError, match=r"needs its base model owner/gone: .*no model of the hub"):
         loaded(tmp_path / "adapter")
     adapter_of("owner/circle", tmp_path / "circle", tokenizer)
     hub.add("owner/circle", tmp_path / "circle")
@@ -195,7 +195,7 @@ def test_an_adapter_without_its_base_says_so(hub, tmp_path, tokenizer):
 FAULTS = {
     "gated": r"is gated: accept its terms at .*/owner/name, then log in",
     "no_token": r"is gated: accept its terms",
-    "private": r"is no model of the hub .*, or it is private and it needs a token",
+    "private": r"is no folder here and no model of the hub .*, or it is private and it needs a token",
     "bad_token": r"the hub refuses the token \(401\): set HF_TOKEN",
     "403": r"the hub forbids access \(403\)",
     "damaged": r"model.safetensors of owner/name arrived damaged .* give the command again",
@@ -217,7 +217,7 @@ def test_what_the_hub_refuses_is_one_sentence(hub, folder, fault):
 def test_a_wrong_name_is_told_with_the_built_in_ones(hub):
     with pytest.raises(ConfigError, match=r"'tinny' is no folder and no built-in model; did you mean tiny\?"):
         loaded("tinny")
-    with pytest.raises(ConfigError, match="owner/nothing is no model of the hub"):
+    with pytest.raises(ConfigError, match="owner/nothing is no folder here and no model of the hub"):
         loaded("owner/nothing")
     for name in ("./owner/name", "/no/such/folder", "owner/name/more", "owner/../name", "a b", "owner/", "x--y"):
         with pytest.raises(ConfigError, match="is no folder and no built-in model"):
@@ -249,7 +249,9 @@ def test_offline_a_cached_model_loads_and_another_does_not(hub, folder, monkeypa
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     pin({})
     assert torch.equal(logits(loaded("owner/name")), plain(folder))
-    with pytest.raises(ConfigError, match=r"owner/other is not, or not whole, in .*: unset HF_HUB_OFFLINE"):
+    with pytest.raises(
+        ConfigError, match=r"owner/other is no folder here, and not, or not whole, in .*: unset HF_HUB_OFFLINE"
+    ):
         loaded("owner/other")
     assert len(hub.requests) == asked
 
@@ -468,7 +470,7 @@ def test_commands_refuse_in_one_sentence_with_exit_code_2(hub, tmp_path):
     hub.faults["owner/name"] = "gated"
     for arguments, env, expected in (
         (("doctor", "engine.model=owner/name"), {}, "is gated"),
-        (("eval", "owner/none", "--env", "lookup"), {}, "is no model of the hub"),
+        (("eval", "owner/none", "--env", "lookup"), {}, "no model of the hub"),
         (("train", "lookup", "engine.model=owner/none", "run.dir=x"), {"HF_HUB_OFFLINE": "1"}, "unset HF_HUB_OFFLINE"),
         (("train", "lookup", "engine.model=owner/none", "run.dir=x"), {"HF_ENDPOINT": "http://127.0.0.1:9"}, "reached"),
     ):

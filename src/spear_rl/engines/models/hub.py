@@ -204,7 +204,7 @@ def _explained(error: BaseException, model: HubId) -> UserError:
     status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 0
     if isinstance(error, errors.RepositoryNotFoundError):
         private = "the token may not read it" if has_token else "it needs a token (hf auth login, or HF_TOKEN)"
-        return ConfigError(f"{start} is no model of the hub ({hub}), or it is private and {private}")
+        return ConfigError(f"{start} is no folder here and no model of the hub ({hub}), or it is private and {private}")
     if status == 401:
         return ConfigError(f"{start}: the hub refuses the token (401): set HF_TOKEN to a valid one, or log in again")
     if status == 403:
@@ -213,8 +213,10 @@ def _explained(error: BaseException, model: HubId) -> UserError:
         return ConfigError(f"{start}: the hub ({hub}) answered with status {status}: try again later")
     if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
         if constants.is_offline_mode() if hasattr(constants, "is_offline_mode") else constants.HF_HUB_OFFLINE:
-            return ConfigError(f"{start} is not, or not whole, in {constants.HF_HUB_CACHE}: unset HF_HUB_OFFLINE")
-        return ConfigError(f"{start} is not in the cache, and the hub ({hub}) cannot be reached: check the network")
+            place = constants.HF_HUB_CACHE
+            return ConfigError(f"{start} is no folder here, and not, or not whole, in {place}: unset HF_HUB_OFFLINE")
+        missing = f"{start} is no folder here and not, or not whole, in the cache"
+        return ConfigError(f"{missing}, and the hub ({hub}) cannot be reached: check the network")
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     if isinstance(error, OSError) and error.errno:
         return DiskError(f"the download of {model} cannot be written to {constants.HF_HUB_CACHE}: {disk_reason(error)}")
