@@ -139,7 +139,7 @@ def loaded(path: Path):
 
 def in_parts(folder: Path, model, count: int = 3) -> list[Path]:
     """What llama.cpp's gguf-split writes: metadata in the first part, tensors in all."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     tensors = list(tensors_of(model, "qwen2", head=False).items())
     size = -(-len(tensors) // count)
     files = [folder / f"model-{n + 1:05d}-of-{count:05d}.gguf" for n in range(count)]
