@@ -336,7 +336,7 @@ def _without_quantization(config: Any) -> Any:
     return config.__class__.from_dict(settings)
 
 
-def _tokenizer(file: Path, reader: Any) -> tuple[Any, list[int]]:
+def _tokenizer(file: Path, reader: Any) -> tuple[Any, list[int] | None]:
     """(tokenizer, ids that end an answer), by the file's own table of tokens."""
     from transformers import AddedToken, AutoTokenizer
 
@@ -356,4 +356,4 @@ def _tokenizer(file: Path, reader: Any) -> tuple[Any, list[int]]:
         if ids[key] is not None:
             setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(ids[key]))
     tokenizer.chat_template = _value(reader, "tokenizer.chat_template") or tokenizer.chat_template
-    return tokenizer, ends
+    return tokenizer, ends or None

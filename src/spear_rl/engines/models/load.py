@@ -91,7 +91,8 @@ def located(name: str, revision: str = "", *, with_weights: bool = True, with_co
     except ConfigError as error:
         if "/" in name or name.startswith("hf:"):
             raise
-        raise ConfigError(f"{unknown}; and not of the hub: {str(error).removeprefix('engine.model: ')}") from error
+        reason = str(error).removeprefix("engine.model: ").replace(f"{name} is no folder here and ", "")
+        raise ConfigError(f"{unknown}; and not of the hub: {reason}") from error
 
 
 def _model_at(place: Path, trust_remote_code: bool, above: tuple[Path, ...]) -> tuple[Any, Any]:
