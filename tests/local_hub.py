@@ -102,6 +102,9 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
         def file(self, name: str, revision: str, path: str) -> None:
             if self.refused(name, revision):
                 return
+            if hub.faults.get(name) == "gated_files":
+                self.answer(403, b"", {"X-Error-Code": "GatedRepo"})
+                return
             commit, content = hub.commit(name, revision), hub.repos[name][revision].get(path)
             if content is None:
                 self.answer(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -198,6 +199,8 @@ FAULTS = {
     "private": r"is no folder here and no model of the hub .*, or it is private and it needs a token",
     "bad_token": r"the hub refuses the token \(401\): set HF_TOKEN",
     "403": r"the hub forbids access \(403\)",
+    "404": r"no model of the hub",
+    "gated_files": r"is gated: accept its terms",
     "damaged": r"model.safetensors of owner/name arrived damaged .* give the command again",
 }
 
@@ -463,14 +466,30 @@ def test_a_run_of_a_hub_model_records_its_commit_and_resumes_on_the_same_weights
 
 
 @pytest.mark.slow
+def test_a_terminal_shows_the_progress_of_a_download(hub, folder, tmp_path):
+    import pty
+
+    hub.add("owner/name", folder)
+    front, back = pty.openpty()
+    small = ["--env", "lookup", "--tasks", "1", "--set", "rollout.max_new_tokens=2"]
+    command = [sys.executable, "-m", "spear_rl.cli", "eval", "owner/name", *small]
+    process = subprocess.Popen(command, env=settings(hub, tmp_path), stdout=back, stderr=back, cwd=tmp_path)
+    os.close(back)
+    said = b""
+    with open(front, "rb", buffering=0) as terminal, suppress(OSError):  # which ends a terminal's output
+        while block := terminal.read(4096):
+            said += block
+    assert process.wait() == 0, said.decode(errors="replace")
+    assert b"Fetching" in said
+
+
+@pytest.mark.slow
 def test_a_disk_that_fills_during_the_download_is_one_sentence(hub, folder, tmp_path):
     hub.add("owner/name", folder)
     size = (folder / "model.safetensors").stat().st_size
     limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size // 2}, {size // 2})); "
-    code = (
-        limited
-        + "from spear_rl.cli import main; import sys; sys.argv = ['spear', 'eval', 'owner/name', '--env', 'lookup']; main()"
-    )
+    code = f"{limited}import sys; sys.argv = ['spear', 'eval', 'owner/name', '--env', 'lookup']; "
+    code += "from spear_rl.cli import main; main()"
     ended = subprocess.run(
         [sys.executable, "-c", code], env=settings(hub, tmp_path), capture_output=True, text=True, cwd=tmp_path
     )

@@ -202,7 +202,7 @@ def _explained(error: BaseException, model: HubId) -> UserError:
     if isinstance(error, errors.RevisionNotFoundError):
         return ConfigError(f"{start}: the hub has no such revision: engine.revision is a branch, a tag or a commit")
     status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 0
-    if isinstance(error, errors.RepositoryNotFoundError):
+    if isinstance(error, errors.RepositoryNotFoundError) or status == 404:
         private = "the token may not read it" if has_token else "it needs a token (hf auth login, or HF_TOKEN)"
         return ConfigError(f"{start} is no folder here and no model of the hub ({hub}), or it is private and {private}")
     if status == 401:
