@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import io
 import json
 import logging
 import re
@@ -24,6 +25,9 @@ SMALL = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 WEIGHTS = (("model.safetensors",), ("pytorch_model.bin",))
 """File names of weights in the order of preference; shards are named by an index."""
 ADAPTER_WEIGHTS = (("adapter_model.safetensors",), ("adapter_model.bin",))
+
+LARGE = 1_000_000
+"""Bytes of downloads whose progress is worth a line."""
 
 _commits: dict[str, str] = {}
 """Model, as `HubId` prints it, -> the commit that this process uses."""
@@ -119,12 +123,13 @@ def _download(model: HubId, patterns: Sequence[str], *, nested: bool = False) ->
     from huggingface_hub import snapshot_download
 
     key = str(model)
-    with _one_sentence(model), _progress_bars():
+    with _one_sentence(model), _shown_progress():
         ignored = None if nested else ["*/*"]
         revision = _commits.get(key) or model.revision or None
         options: dict[str, Any] = {"allow_patterns": list(patterns), "ignore_patterns": ignored}
+        options |= {"tqdm_class": _progress_lines(model), "library_name": "spear-rl"}
         known = _files(revision, model)
-        folder = Path(snapshot_download(model.repo, revision=revision, library_name="spear-rl", **options))
+        folder = Path(snapshot_download(model.repo, revision=revision, **options))
     if _COMMIT.fullmatch(folder.name):
         _commits[key] = folder.name
     for path in folder.rglob("*") if folder.is_dir() else ():
@@ -159,23 +164,48 @@ def _check_hash(path: Path, model: HubId) -> None:
         )
 
 
+def _progress_lines(model: HubId) -> Any:
+    """A class of progress bars for huggingface_hub that prints a line per tenth, and nothing without a terminal.
+
+    A bar would be torn apart by the console's own display.
+    """
+    from huggingface_hub.utils import tqdm
+
+    class Lines(tqdm):  # type: ignore[misc]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            self.tenth = -1
+            has_terminal = sys.__stderr__ is not None and sys.__stderr__.isatty()  # the console replaces sys.stderr
+            is_shown = has_terminal and str(options.get("desc")).startswith("Download")
+            super().__init__(*arguments, **(options | {"file": io.StringIO(), "disable": not is_shown}))
+
+        def display(self, *_: Any, **__: Any) -> bool:
+            tenth = int(10 * self.n / self.total) if self.total and self.total >= LARGE else -1
+            if tenth > self.tenth:
+                self.tenth = tenth
+                print(f"downloading {model}: {self.n / 1e6:,.0f} of {self.total / 1e6:,.0f} MB", file=sys.stderr)
+            return True
+
+    return Lines
+
+
 @contextlib.contextmanager
-def _progress_bars() -> Iterator[None]:
-    """Show huggingface_hub's progress bars, which loading turns off, on a terminal, and none of its warnings."""
+def _shown_progress() -> Iterator[None]:
+    """Allow progress, which loading turns off for its own, and none of huggingface_hub's warnings."""
     from huggingface_hub import constants
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     log, were_off = logging.getLogger("huggingface_hub"), are_progress_bars_disabled()
     level = log.level
     log.setLevel(logging.ERROR)
-    if constants.HF_HUB_DISABLE_PROGRESS_BARS is None:
-        enable_progress_bars() if sys.stderr.isatty() else disable_progress_bars()
+    may_change = were_off and constants.HF_HUB_DISABLE_PROGRESS_BARS is None
+    if may_change:
+        enable_progress_bars()
     try:
         yield
     finally:
         log.setLevel(level)
-        if constants.HF_HUB_DISABLE_PROGRESS_BARS is None:
-            disable_progress_bars() if were_off else enable_progress_bars()
+        if may_change:
+            disable_progress_bars()
 
 
 @contextlib.contextmanager
