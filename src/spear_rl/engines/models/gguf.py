@@ -5,6 +5,7 @@ The package gguf is imported in functions: only these models need it.
 
 import contextlib
 import hashlib
+import io
 import re
 import shutil
 import tempfile
@@ -282,14 +283,15 @@ def _read(file: Path) -> tuple[Any, Any]:
 
     reader = _reader(file)
     types = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
-    loaded, info = AutoModelForCausalLM.from_pretrained(
-        file.parent,
-        gguf_file=file.name,
-        dtype=torch.float32,
-        trust_remote_code=False,
-        output_loading_info=True,
-        **_shape(reader),
-    )
+    with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that cannot be turned off
+        loaded, info = AutoModelForCausalLM.from_pretrained(
+            file.parent,
+            gguf_file=file.name,
+            dtype=torch.float32,
+            trust_remote_code=False,
+            output_loading_info=True,
+            **_shape(reader),
+        )
     config, weights = loaded.config, loaded.state_dict()
     if missing := sorted(info["missing_keys"]):
         raise ConfigError(f"engine.model: {file} lacks weights of {type(loaded).__name__}: {', '.join(missing[:3])}")
