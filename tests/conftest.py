@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before huggingface_hub is imported: no test asks the real hub
 
 from spear_rl.engines.base import Batch, Term
 from spear_rl.engines.hf import HFEngine

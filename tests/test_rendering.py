@@ -159,7 +159,7 @@ def test_a_template_that_leaves_a_message_out_or_repeats_one_is_rendered_as_ever
     odd.chat_template = (
         "{% for m in messages %}{% if m.role == 'user' %}{{ m.content + m.content }}{% endif %}{% endfor %}"
     )
-    messages = [{"role": "system", "content": "quiet"}, {"role": "user", "content": "look"}]
+    messages = [{"role": "user", "content": "look"}, {"role": "assistant", "content": "quiet"}]
     assert ChatRenderer(odd).prompt(messages) == odd.encode("looklook", add_special_tokens=False)
 
 

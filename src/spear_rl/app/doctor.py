@@ -5,7 +5,6 @@ import platform
 import shutil
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +14,9 @@ from spear_rl.app.build.training import algorithm_of
 from spear_rl.app.config import Config
 from spear_rl.engines.device import chosen_device, chosen_dtype, free_bytes
 from spear_rl.engines.memory import GIB, OVERHEAD, Footprint, automatic_tokens, fitting_tokens, footprint, kv_slots
-from spear_rl.engines.models.load import is_function, loading_error, model_from_function
-from spear_rl.engines.models.lora import adapter_base, is_adapter, is_linear
+from spear_rl.engines.models.gguf import gguf_config, is_gguf
+from spear_rl.engines.models.load import is_function, loading_error, located, model_from_function
+from spear_rl.engines.models.lora import adapter_origin, is_adapter, is_linear
 from spear_rl.engines.models.tiny import FROM_SCRATCH, TINY_VISION
 from spear_rl.engines.packed.attention import can_pack, has_kernel
 from spear_rl.errors import ConfigError, UserError
@@ -143,32 +143,34 @@ def estimate(config: Config, *, free: int | None = None) -> tuple[Footprint, int
     return taken(settings.micro_batch_tokens or automatic), free, most
 
 
-def model_config(name: str, *, trust_remote_code: bool = False) -> Any:
+def model_config(name: str, *, revision: str = "", trust_remote_code: bool = False) -> Any:
     """The transformers configuration of a model, without its weights."""
     from transformers import AutoConfig
 
-    if is_adapter(Path(name)):
-        name = adapter_base(Path(name))[0].partition(":")[0]
     if name in FROM_SCRATCH:
-        raise ConfigError(f"engine.model={name} takes a few megabytes; name smollm2 or a transformers folder")
+        raise ConfigError(f"engine.model={name} takes a few megabytes; name smollm2, a folder or a hub id")
     if name == "smollm2":
         shape = dict(SMOLLM2)
         return AutoConfig.for_model(shape.pop("model_type"), **shape)
-    if not Path(name).is_dir():
-        raise ConfigError(f"engine.model: {name!r} is no folder and no built-in model")
+    place = located(name, revision, with_weights=False, with_code=trust_remote_code)
+    if is_adapter(place):
+        base, _, commit = adapter_origin(place)
+        return model_config(base.partition(":")[0], revision=commit, trust_remote_code=trust_remote_code)
+    if is_gguf(place):
+        return gguf_config(place)
     try:
-        return AutoConfig.from_pretrained(name, local_files_only=True, trust_remote_code=trust_remote_code)
+        return AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=trust_remote_code)
     except Exception as error:  # a folder can be wrong in as many ways as there are loaders
         raise loading_error(name, error, "has no readable config") from error
 
 
-def empty_model(name: str, *, trust_remote_code: bool = False) -> Any:
+def empty_model(name: str, *, revision: str = "", trust_remote_code: bool = False) -> Any:
     """A model on the meta device: shapes without memory."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     if is_function(name):
         return model_from_function(name, seed=0)[0]
-    config = model_config(name, trust_remote_code=trust_remote_code)
+    config = model_config(name, revision=revision, trust_remote_code=trust_remote_code)
     kind = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
     try:
         with torch.device("meta"):
@@ -197,7 +199,10 @@ def _choices(config: Config) -> tuple[torch.device, torch.dtype, Any, bool]:
     device = chosen_device(settings.device)
     dtype = chosen_dtype(settings.dtype, device)
     is_tiny = settings.model in FROM_SCRATCH
-    model = None if is_tiny else empty_model(settings.model, trust_remote_code=settings.trust_remote_code)
+    model = None
+    if not is_tiny:
+        trusted = settings.trust_remote_code
+        model = empty_model(settings.model, revision=settings.revision, trust_remote_code=trusted)
     reads_pictures = settings.model == TINY_VISION or hasattr(getattr(model, "config", None), "vision_config")
     can = has_kernel(device, dtype) and not reads_pictures and (model is None or can_pack(model))
     return device, dtype, model, settings.attention == "packed" or (settings.attention == "auto" and can)

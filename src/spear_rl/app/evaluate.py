@@ -185,6 +185,7 @@ def _with_model(
     tasks = tasks_of(config, options.split, count=options.tasks or None)
     from spear_rl.app.build.training import engine_of
     from spear_rl.app.train import played
+    from spear_rl.engines.models.hub import used_commits
     from spear_rl.train.checkpoint import MANIFEST, checked_step, checkpoints
 
     folder = place if os.path.isdir(place) else None
@@ -211,7 +212,7 @@ def _with_model(
         name = re.sub(r"[^\w.-]", "_", f"eval_{options.split[:100]}_{folder.name}", flags=re.ASCII)
         places.append(home / EVALUATIONS / f"{name}.jsonl")
     notes = _kept(groups, places, step=step, split=options.split)
-    about = {"policy": "model", "model": model, "folder": str(folder) if folder else None}
+    about = {"policy": "model", "model": model, "folder": str(folder) if folder else None, "commits": used_commits()}
     about |= _about(config, options, tasks, prompted, is_sampled=True)
     return _report(groups, options, about | {"versions": versions(*PACKAGES)}, notes, trials)
 
@@ -247,7 +248,7 @@ def _about(
     if is_sampled:
         sampling, names = (
             eval_sampling_of(config),
-            ("max_new_tokens", "max_response_tokens", "stop", "layout", "detail"),
+            ("max_new_tokens", "max_response_tokens", "stop", "layout", "detail", "thinking"),
         )
         about |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
         about |= {name: getattr(config.rollout, name) for name in names}

@@ -21,6 +21,7 @@ from spear_rl.app.config import Config, resolved
 from spear_rl.app.resume import CONFIG, Start, resumes, settings_text, start_of
 from spear_rl.engines.base import NonFiniteLossError, TrainableEngine
 from spear_rl.engines.device import chosen_device
+from spear_rl.engines.models.hub import used_commits
 from spear_rl.errors import ConfigError, UserError
 from spear_rl.io.files import is_leftover, remove_folder, write_whole, writing
 from spear_rl.io.jsonl import flush_rows, mend_rows
@@ -266,6 +267,8 @@ def _open(config: Config, settings: str, start: Start, trackers: Trackers, callb
         write_whole(run_dir / CONFIG, settings)
     record = read_record(run_dir)
     record["starts"].append(new_start(start.step) | {"threads": torch.get_num_threads()})
+    if commits := record.get("models", {}) | used_commits():
+        record["models"] = commits
     name, now = run_dir.absolute().name, about(record["starts"][-1])
     trackers.start(RunInfo(run_dir, name, config=flat(config), about=now, ids=record["trackers"]))
     _write_json(run_dir / RECORD, record)

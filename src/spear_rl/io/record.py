@@ -12,6 +12,7 @@ from typing import Any
 
 RECORD = "run.json"
 PACKAGES = ("torch", "transformers", "tokenizers")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _TIMEOUT = 2.0
 """Seconds per call of git."""
 
@@ -44,14 +45,15 @@ def about(start: dict[str, Any]) -> dict[str, str]:
 
 
 def read_record(run_dir: Path) -> dict[str, Any]:
-    """{"starts": [...], "trackers": {name: id}}; what is damaged counts as absent."""
+    """{"starts": [...], "trackers": {name: id}, "models": {hub model: commit}}; what is damaged counts as absent."""
     try:
         stored = json.loads((run_dir / RECORD).read_text("utf-8"))
         starts = [start for start in stored["starts"] if isinstance(start, dict)]
         ids = {name: id_ for name, id_ in stored["trackers"].items() if re.fullmatch(r"[\w.-]{1,128}", id_, re.ASCII)}
+        models = {name: commit for name, commit in stored.get("models", {}).items() if _COMMIT.fullmatch(commit)}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {"starts": [], "trackers": {}}
-    return {"starts": starts, "trackers": ids}
+    return {"starts": starts, "trackers": ids} | ({"models": models} if models else {})
 
 
 def recorded_threads(run_dir: Path) -> int:

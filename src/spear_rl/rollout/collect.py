@@ -17,7 +17,7 @@ from spear_rl.rollout.choice import Start, TaskChoice
 from spear_rl.rollout.contract import with_location
 from spear_rl.rollout.env import Observation, StepResult, Task
 from spear_rl.rollout.generator import Generator, Stream, Streaming
-from spear_rl.rollout.rendering.renderer import Layout, Renderer, growing_chat
+from spear_rl.rollout.rendering.renderer import Layout, Renderer, growing_chat, without_thoughts
 from spear_rl.rollout.workers.runner import Answer, EnvRunner, Failure, InProcess, expert_actions
 from spear_rl.types import Completion, Group, Metrics, ShortPrompt, Stop, Trajectory, Turn
 
@@ -181,12 +181,16 @@ class _Episode:
         return ShortPrompt(self.prompt_ids, getattr(self.prompt_ids, "images", ()), self.tokens_left)
 
     def add_completion(self, completion: Completion, renderer: Renderer) -> str:
-        """Record the completion, cut to what the episode has left; its text."""
+        """Record the completion, cut to what the episode has left; its text for the environment.
+
+        That is without thoughts, unless the task asks for them.
+        """
         if self.tokens_left is not None:
             completion = _cut(completion, self.tokens_left)
             self.tokens_left -= len(completion.token_ids)
         self.completion, self.text = completion, renderer.parse(completion.token_ids)
-        return self.text
+        is_asked_for = "<think" in self.task.instructions + self.task.answer_format
+        return self.text if "</think>" not in self.text or is_asked_for else without_thoughts(self.text).strip()
 
     def goes_on(self, renderer: Renderer, layout: Layout, *, max_turns: int, max_context: int | None) -> bool:
         """Whether there is another turn; if so, `prompt_ids` is its prompt."""

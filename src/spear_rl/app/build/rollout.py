@@ -154,8 +154,9 @@ class Player:
     def __init__(
         self, config: Config, tokenizer: Any = None, *, processor: Any = None, renderer: Renderer | None = None
     ) -> None:
-        vision = None if processor is None else VisionRenderer(processor)
-        self._config, self.renderer = config, renderer or vision or ChatRenderer(tokenizer)
+        thinking = config.rollout.thinking
+        vision = None if processor is None else VisionRenderer(processor, thinking=thinking)
+        self._config, self.renderer = config, renderer or vision or ChatRenderer(tokenizer, thinking=thinking)
         # Tokens of a policy that does not read them are not known.
         limits = config.rollout if renderer is None else None
         self.max_context = limits.max_context if limits else None

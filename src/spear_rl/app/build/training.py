@@ -25,20 +25,21 @@ from spear_rl.engines import ENGINES
 from spear_rl.engines.base import TrainableEngine, missing_members
 from spear_rl.engines.device import chosen_device, chosen_dtype
 from spear_rl.engines.memory import kv_slots, memory_guard
+from spear_rl.engines.models.hub import pin
 from spear_rl.engines.models.load import (
+    base_name,
     is_function,
     model_by_name,
     model_from_function,
     model_in_folder,
     model_under_adapter,
-    tiny_name,
     with_saved_weights,
 )
 from spear_rl.engines.models.lora import adapter_base, adapter_in_folder, is_adapter, with_adapter
-from spear_rl.engines.models.tiny import FROM_SCRATCH
 from spear_rl.errors import ConfigError, UserError
 from spear_rl.functional.losses import FixedLength, Reduce, Schedule, SequenceMean, TokenMean, constant, cosine
 from spear_rl.io.escaping import in_words
+from spear_rl.io.record import read_record
 from spear_rl.settings.names import loaded
 from spear_rl.train.checkpoint import MANIFEST, checked_manifest
 
@@ -152,6 +153,7 @@ def engine_of(config: Config, *, folder: Path | None = None) -> TrainableEngine:
     make = ENGINES.get(name) or loaded(name, kind="engine", example="my_package.my_engine:make")
     device = chosen_device(settings.device)
     dtype = chosen_dtype(settings.dtype, device)
+    pin(read_record(Path(config.run.dir)).get("models", {}) if config.run.resume else {})
     model, tokenizer, adapter = _model_of(config, folder)
     use_threads(config, model, device, folder)
     processor = tokenizer if hasattr(tokenizer, "image_processor") else None
@@ -205,6 +207,8 @@ def _model_of(config: Config, folder: Path | None) -> tuple[Any, Any, Any]:
     """(model, tokenizer or a vision-language model's processor, the adapter around the model or None)."""
     settings, seed, trusted = config.engine, config.run.seed, config.engine.trust_remote_code
     own = model_from_function(settings.model, seed=seed) if is_function(settings.model) else None
+    if own and settings.revision:
+        raise ConfigError(f"engine.revision={settings.revision}: {settings.model} is not of the hub; leave it out")
     if folder is not None:
         rank = adapter_base(folder)[1] if is_adapter(folder) else 0
         if config.run.resume and rank != settings.lora_rank:
@@ -218,16 +222,20 @@ def _model_of(config: Config, folder: Path | None) -> tuple[Any, Any, Any]:
         return adapter.get_base_model(), tokenizer, adapter
     if (Path(settings.model) / MANIFEST).is_file():  # a checkpoint, or what `spear sft` wrote
         checked_manifest(Path(settings.model))
-    texts = partial(expert_texts, config)
-    model, tokenizer = own or model_by_name(settings.model, texts=texts, seed=seed, trust_remote_code=trusted)
+    texts, revision = partial(expert_texts, config), settings.revision
+    model, tokenizer = own or model_by_name(
+        settings.model, texts=texts, seed=seed, revision=revision, trust_remote_code=trusted
+    )
     if not settings.lora_rank:
         return model, tokenizer, None
+    name, commit = base_name(settings.model, revision, seed=seed)
     adapter = with_adapter(
         model,
         rank=settings.lora_rank,
         alpha=2 * settings.lora_rank,
         targets=settings.lora_targets,
-        name=tiny_name(settings.model, seed) if settings.model in FROM_SCRATCH else settings.model,
+        name=name,
+        revision=commit,
         seed=seed,
     )
     return adapter.get_base_model(), tokenizer, adapter

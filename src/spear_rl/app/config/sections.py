@@ -47,7 +47,9 @@ class Engine:
     name: Annotated[str, Length(1, 256, "characters")] = "hf"
     """hf (transformers, in this process), or your own: package.module:function."""
     model: Annotated[str, FilePath()] = "tiny"
-    """tiny, tiny-xs, tiny-vision (from scratch), smollm2 (a package), a model's folder, or package.module:function."""
+    """tiny, tiny-xs, tiny-vision, smollm2; a folder, adapter, GGUF file or hub id; or package.module:function."""
+    revision: Annotated[str, Length(0, 256, "characters")] = ""
+    """Branch, tag or commit of a model of the hub; its main branch if empty. A resumed run keeps its commit."""
     trust_remote_code: bool = False
     """Run Python code that a model's folder brings along, with all your rights; off, such a folder is refused."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -134,6 +136,8 @@ class Rollout:
     """Share of a step's groups, above 0 at least one, that begin within a win: near its end at first, later earlier."""
     restart_success: Annotated[float, Range(0, 1, "(]")] = 0.5
     """Share of a family's restarts in a step that must win to begin a turn earlier next time; if none does, later."""
+    thinking: bool | None = None
+    """Switch of chat templates that have one (Qwen3, SmolLM3): think before an answer; unset is the template's own."""
 
 
 @dataclass

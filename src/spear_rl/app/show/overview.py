@@ -11,6 +11,7 @@ from spear_rl.app.show.text import Words
 from spear_rl.errors import UserError
 from spear_rl.io.escaping import indented
 from spear_rl.io.jsonl import read_rows, spans
+from spear_rl.io.record import read_record
 from spear_rl.train.callbacks import WARNINGS
 
 
@@ -61,6 +62,9 @@ def _lines(run_dir: Path) -> list[str]:
     summary = path.read_text("utf-8", errors="replace") if path.is_file() else "unfinished: no summary.json yet"
     lines += summary.splitlines()
     lines += _warnings(run_dir)
+    lines += [
+        f"model {name} of the hub, commit {commit}" for name, commit in read_record(run_dir).get("models", {}).items()
+    ]
     rows = read_rows(run_dir / "metrics.jsonl")
     lines += rows.sentences("metrics.jsonl")
     if rows.by_step:

@@ -1,5 +1,6 @@
-"""Loads a policy: from scratch, SmolLM2 from its package, a transformers folder, or a user's own function."""
+"""Loads a policy: from scratch, a folder, an adapter or a GGUF file, all of these from the hub too, or a function."""
 
+import json
 import logging
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -9,26 +10,45 @@ from typing import Any
 
 import torch
 
-from spear_rl.engines.models.lora import ADAPTER, adapter_base, adapter_in_folder, is_adapter
+from spear_rl.engines.models.gguf import is_gguf, read_gguf
+from spear_rl.engines.models.hub import fetched, hub_id, used_commits
+from spear_rl.engines.models.lora import ADAPTER, adapter_in_folder, adapter_origin, is_adapter
 from spear_rl.engines.models.smollm2 import smollm2
 from spear_rl.engines.models.tiny import FROM_SCRATCH, TINY_SIZES, TINY_VISION, tiny_model, tiny_tokenizer
 from spear_rl.engines.models.tiny_vision import tiny_processor, tiny_vision_model
 from spear_rl.errors import ConfigError, MissingExtraError, UserError
 from spear_rl.io.escaping import in_words
 from spear_rl.settings.names import loaded
+from spear_rl.settings.ranges import nearest
 
 _log = logging.getLogger(__name__)
 
 
+BUILT_IN = (*FROM_SCRATCH, "smollm2")
+
+_NOT_TRAINED = ("Model", "EncoderModel", "ForMaskedLM", "Classification", "ForQuestionAnswering", "RewardModel")
+"""Ends of the names of model classes that write no text."""
+
+_VOCABULARIES = ("tokenizer.", "vocab", "merges", "tekken")
+_VOCABULARY_ENDS = (".model", ".tiktoken")
+"""Names of files without which transformers makes an empty tokenizer."""
+
+
 def model_by_name(
-    name: str, *, texts: Callable[[], Sequence[str]], seed: int, trust_remote_code: bool = False
+    name: str, *, texts: Callable[[], Sequence[str]], seed: int, revision: str = "", trust_remote_code: bool = False
 ) -> tuple[Any, Any]:
-    """(model, tokenizer) of a built-in model or a folder; `texts` give a tokenizer from scratch its words.
+    """(model, tokenizer) of a model by any name; `texts` give a tokenizer from scratch its words.
 
     A vision-language model comes with its processor instead of the tokenizer.
+
+    Args:
+        name: a built-in model, a folder, an adapter's folder, a GGUF file, or any of these on the hub.
+        revision: of a model of the hub.
     """
     if find_spec("transformers") is None:
         raise MissingExtraError("transformers is not installed: pip install 'spear-rl[train]'")
+    if revision and name in BUILT_IN:
+        raise ConfigError(f"engine.revision={revision}: {name} is built in; leave it out")
     if name in TINY_SIZES:
         tokenizer = tiny_tokenizer(texts())
         return tiny_model(name, tokenizer, seed=seed), tokenizer
@@ -37,18 +57,55 @@ def model_by_name(
         return tiny_vision_model(processor, seed=seed), processor
     if name == "smollm2":
         return smollm2(model_in_folder)
-    if is_adapter(Path(name)):
-        model, tokenizer = model_under_adapter(Path(name), trust_remote_code=trust_remote_code)
-        return adapter_in_folder(model, Path(name)).merge_and_unload().requires_grad_(True), tokenizer
-    if Path(name).is_dir():
-        return model_in_folder(Path(name), trust_remote_code=trust_remote_code)
-    known = f"built-in: {', '.join([*FROM_SCRATCH, 'smollm2'])}; or your own: package.module:function"
-    raise ConfigError(f"engine.model: {name!r} is no folder and no built-in model; {known}")
+    place = located(name, revision, with_code=trust_remote_code)
+    try:
+        return _model_at(place, trust_remote_code, ())
+    except UserError as error:
+        if str(place) in str(error) and not Path(name).exists():  # say the name that was given, not the cache's
+            raise type(error)(str(error).replace(str(place), name)) from error
+        raise
+
+
+def located(name: str, revision: str = "", *, with_weights: bool = True, with_code: bool = False) -> Path:
+    """The folder or GGUF file of a model that is not built in; one of the hub is downloaded if need be."""
+    if Path(name).exists():
+        if revision:
+            raise ConfigError(f"engine.revision={revision}: {name} is on this disk, not on the hub; leave it out")
+        if Path(name).is_dir() or is_gguf(Path(name)):
+            return Path(name)
+        raise ConfigError(f"engine.model: {name} is neither a model's folder nor a GGUF file")
+    model = hub_id(name, revision)
+    others = f"built-in: {', '.join(BUILT_IN)}; or your own: package.module:function"
+    unknown = f"engine.model: {name!r} is no folder and no built-in model{nearest(name, BUILT_IN)}; {others}"
+    if model is None:
+        if name.lower().endswith(".gguf"):
+            raise ConfigError(f"engine.model: there is no file {name}")
+        raise ConfigError(f"{unknown}; or a model of the hub: owner/name")
+    try:
+        place = fetched(model, with_weights=False, with_code=with_code)
+        if with_weights and not model.file:
+            if not with_code and not is_adapter(place):
+                _check_writes_text(name, place)  # before gigabytes arrive
+            place = fetched(model, with_code=with_code)
+        return place
+    except ConfigError as error:
+        if "/" in name or name.startswith("hf:"):
+            raise
+        reason = str(error).removeprefix("engine.model: ").replace(f"{name} is no folder here and ", "")
+        raise ConfigError(f"{unknown}; and not of the hub: {reason}") from error
+
+
+def _model_at(place: Path, trust_remote_code: bool, above: tuple[Path, ...]) -> tuple[Any, Any]:
+    """(model, tokenizer) of a folder or file, with its adapter merged if it is one; `above` are adapters on it."""
+    if not is_adapter(place):
+        return model_in_folder(place, trust_remote_code=trust_remote_code)
+    model, tokenizer = model_under_adapter(place, trust_remote_code=trust_remote_code, above=above)
+    return adapter_in_folder(model, place).merge_and_unload().requires_grad_(True), tokenizer
 
 
 def is_function(name: str) -> bool:
     """Whether engine.model names a user's own function, `package.module:function`."""
-    return ":" in name and not Path(name).exists()
+    return ":" in name and not name.startswith("hf:") and not Path(name).exists()
 
 
 def model_from_function(name: str, *, seed: int) -> tuple[Any, Any]:
@@ -83,23 +140,58 @@ def with_saved_weights(model: Any, folder: Path) -> Any:
 
 
 def model_in_folder(folder: Path, *, trust_remote_code: bool = False) -> tuple[Any, Any]:
-    """(model, tokenizer) of a transformers folder; a vision-language model comes with its processor instead.
+    """(model, tokenizer) of a transformers folder or GGUF files; a vision-language model comes with its processor.
 
     Args:
         trust_remote_code: run Python files of the folder.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
+    if is_gguf(folder):
+        return read_gguf(folder)
     from_folder = partial(_from_pretrained, folder, trust_remote_code)
     try:
-        if hasattr(from_folder(AutoConfig), "vision_config"):
-            processor = from_folder(AutoProcessor)
-            return from_folder(AutoModelForImageTextToText, dtype=torch.float32, weights_only=True), processor
-        return from_folder(AutoModelForCausalLM, dtype=torch.float32, weights_only=True), from_folder(AutoTokenizer)
+        config = from_folder(AutoConfig)
+        sees = hasattr(config, "vision_config")
+        if not trust_remote_code:
+            _check_writes_text(folder, folder)
+        words = from_folder(AutoProcessor if sees else AutoTokenizer)
+        kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+        model, info = from_folder(kind, dtype=torch.float32, weights_only=True, output_loading_info=True)
+    except UserError:
+        raise
     except ImportError as error:  # some processors need torchvision
         raise MissingExtraError(f"engine.model: {folder} needs a package: pip install 'spear-rl[vision]'") from error
     except Exception as error:  # loaders raise many types
+        first = str(error).partition("\n")[0]
+        if "tokenizer" in first.lower() and "trust_remote_code" not in str(error):
+            raise ConfigError(f"engine.model: {folder} has no tokenizer that transformers can read") from error
         raise loading_error(folder, error, "does not load as a transformers model") from error
+    if missing := sorted(info["missing_keys"]):
+        names = f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
+        raise ConfigError(f"engine.model: the weights in {folder} are no whole {type(model).__name__}: without {names}")
+    return model, words
+
+
+def _check_writes_text(name: Path | str, folder: Path) -> None:
+    """Refuse encoder-decoders, models that embed or classify, and those without a vocabulary, by their small files."""
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        kind, is_pair = str((config.get("architectures") or [""])[0]), bool(config.get("is_encoder_decoder"))
+    except (OSError, ValueError, AttributeError, TypeError, IndexError, KeyError, RecursionError):
+        return  # transformers says what is wrong with it
+    only = "only causal language models train here"
+    if is_pair:
+        raise ConfigError(f"engine.model: {name} is an encoder-decoder ({kind}): {only}")
+    is_headless = kind.endswith(_NOT_TRAINED) and not kind.endswith("LMHeadModel")
+    if is_headless or (folder / "modules.json").is_file():
+        what = f"a {kind}, which embeds or classifies text" if is_headless else "a model that embeds text"
+        raise ConfigError(f"engine.model: {name} is {what}: {only}")
+    files = [
+        path for path in folder.iterdir() if path.name.startswith(_VOCABULARIES) or path.suffix in _VOCABULARY_ENDS
+    ]
+    if not files:
+        raise ConfigError(f"engine.model: {name} has no tokenizer: add tokenizer.json and tokenizer_config.json")
 
 
 def loading_error(folder: Path | str, error: Exception, what: str) -> ConfigError:
@@ -125,16 +217,28 @@ def _warn_of_remote_code() -> None:
     _log.warning("engine.trust_remote_code is on: Python code in a model's folder runs with all rights of this process")
 
 
-def tiny_name(size: str, seed: int) -> str:
-    """The base model's name in an adapter of a model from scratch, enough to build it again."""
-    return f"{size}:{seed}"
+def base_name(name: str, revision: str, *, seed: int) -> tuple[str, str]:
+    """(the base model's name in an adapter's config, its commit on the hub or ""), enough to find it again."""
+    if name in FROM_SCRATCH:
+        return f"{name}:{seed}", ""
+    if name in BUILT_IN or is_function(name) or Path(name).exists():
+        return name, ""
+    model = hub_id(name, revision)
+    assert model is not None  # it is loaded
+    return model.model, used_commits().get(str(model), "")
 
 
-def model_under_adapter(folder: Path, *, trust_remote_code: bool = False) -> tuple[Any, Any]:
-    """The model that an adapter's folder names, and the tokenizer in that folder."""
+def model_under_adapter(
+    folder: Path, *, trust_remote_code: bool = False, above: tuple[Path, ...] = ()
+) -> tuple[Any, Any]:
+    """The model that an adapter's folder names, and the tokenizer in that folder, if it has one.
+
+    Args:
+        above: adapters that lie on this one, to notice a circle.
+    """
     from transformers import AutoProcessor, AutoTokenizer
 
-    name, _ = adapter_base(folder)
+    name, _, revision = adapter_origin(folder)
     size, _, seed = name.partition(":")
     if size in TINY_SIZES and seed.isdecimal():
         tokenizer = _from_pretrained(folder, False, AutoTokenizer)
@@ -142,10 +246,20 @@ def model_under_adapter(folder: Path, *, trust_remote_code: bool = False) -> tup
     if size == TINY_VISION and seed.isdecimal():
         processor = _from_pretrained(folder, False, AutoProcessor)
         return tiny_vision_model(processor, seed=int(seed)), processor
-    below, met = Path(name), {folder.resolve()}
-    while is_adapter(below):
-        if below.resolve() in met:
-            raise ConfigError(f"engine.model: the adapter in {folder} lies on itself: {ADAPTER} must name a model")
-        met.add(below.resolve())
-        below = Path(adapter_base(below)[0])
-    return model_by_name(name, texts=list, seed=0, trust_remote_code=trust_remote_code)
+    if folder.resolve() in above:
+        raise ConfigError(f"engine.model: the adapter in {folder} lies on itself: {ADAPTER} must name a model")
+    try:
+        if name in BUILT_IN:
+            return model_by_name(name, texts=list, seed=0)
+        place = located(name, "" if Path(name).exists() else revision, with_code=trust_remote_code)
+    except UserError as error:
+        reason = str(error).removeprefix("engine.model: ")
+        raise ConfigError(f"engine.model: the adapter in {folder} needs its base model {name}: {reason}") from error
+    model, tokenizer = _model_at(place, trust_remote_code, (*above, folder.resolve()))
+    is_text = not hasattr(tokenizer, "image_processor")
+    if is_text and (folder / "tokenizer_config.json").is_file():
+        try:
+            tokenizer = _from_pretrained(folder, False, AutoTokenizer)
+        except Exception as error:  # loaders raise many types
+            raise loading_error(folder, error, "has no readable tokenizer") from error
+    return model, tokenizer

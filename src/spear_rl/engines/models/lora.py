@@ -15,12 +15,15 @@ ADAPTER = "adapter_config.json"
 """The file that an adapter's folder has and a model's has not."""
 
 
-def with_adapter(model: Any, *, rank: int, alpha: int, targets: Sequence[str], name: str, seed: int = 0) -> Any:
+def with_adapter(
+    model: Any, *, rank: int, alpha: int, targets: Sequence[str], name: str, revision: str = "", seed: int = 0
+) -> Any:
     """`model` inside a new adapter on the linear layers whose names end with one of `targets`.
 
     Args:
         targets: empty means all linear layers but the output.
         name: of the base model in the adapter's config.
+        revision: of the base model, if it is one of the hub.
         seed: of the adapter's first matrix; the second one starts at 0.
     """
     _require_peft()
@@ -37,7 +40,7 @@ def with_adapter(model: Any, *, rank: int, alpha: int, targets: Sequence[str], n
             f"engine.lora_targets: {', '.join(targets)} cannot have an adapter in {type(model).__name__}; its linear "
             f"layers are {', '.join(layers)}"
         ) from error
-    config.base_model_name_or_path = name
+    config.base_model_name_or_path, config.revision = name, revision or None
     return adapter
 
 
@@ -60,11 +63,18 @@ def is_adapter(folder: Path) -> bool:
 
 def adapter_base(folder: Path) -> tuple[str, int]:
     """(name of the base model, rank) of an adapter's folder."""
+    return adapter_origin(folder)[:2]
+
+
+def adapter_origin(folder: Path) -> tuple[str, int, str]:
+    """(name of the base model, rank, revision of a base model of the hub or "") of an adapter's folder."""
     try:
         settings = json.loads((folder / ADAPTER).read_text("utf-8"))
         if settings.get("megatron_config"):
             raise ValueError("megatron_config makes peft import a module that the file names")
-        return str(settings["base_model_name_or_path"]), int(settings["r"])
+        if not settings["base_model_name_or_path"]:
+            raise ValueError("base_model_name_or_path is empty")
+        return str(settings["base_model_name_or_path"]), int(settings["r"]), str(settings.get("revision") or "")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{folder / ADAPTER} is not an adapter's config that peft wrote: {error}") from error
 

@@ -13,6 +13,7 @@ from spear_rl.engines.models.master_weights import MasterWeights
 from spear_rl.engines.packed.attention import detach_cache, has_kernel, use_packed_attention
 from spear_rl.engines.packed.parity import disagreement
 from spear_rl.errors import UserError
+from spear_rl.rollout.rendering.renderer import ChatRenderer
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +116,10 @@ def checkpoint_layers(model: Any) -> None:
 
 
 def all_end_ids(model: Any, tokenizer: Any) -> list[int]:
-    """Every token that ends a completion: the tokenizer's and the model's (some models have several)."""
+    """Every token that ends a completion: the tokenizer's, the model's (some have several), the chat template's."""
     own = getattr(model.generation_config, "eos_token_id", None)
     ends = own if isinstance(own, list) else [own]
-    return [token for token in [tokenizer.eos_token_id, *ends] if token is not None]
+    templates = (
+        ChatRenderer(tokenizer).end_id if tokenizer.chat_template and tokenizer.eos_token_id is not None else None
+    )
+    return list(dict.fromkeys(t for t in [tokenizer.eos_token_id, *ends, templates] if t is not None))

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from spear_rl.engines.models.gguf import read_gguf
 from spear_rl.errors import MissingExtraError
 from spear_rl.io.cache import cache_folder
 
@@ -52,19 +53,4 @@ def _weights() -> Path:
 
 def _read(file: Path) -> tuple[Any, Any]:
     """(model, tokenizer), dequantised to full precision."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
-    loaded = AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False
-    )
-    # transformers refuses to save the loaded model, which it considers quantised; a rebuilt one it saves.
-    config = loaded.config.__class__.from_dict(loaded.config.to_dict() | {"quantization_config": None})
-    del config.quantization_config
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
-    model.load_state_dict(loaded.state_dict())
-    model.tie_weights()
-    # Some versions of transformers read a wrong end token from the file.
-    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_id)
-    return model, tokenizer
+    return read_gguf(file)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from spear_rl.algorithms import Algorithm, ByEntropy, ClippedSurrogate, FixedLen
 from spear_rl.app.build.rollout import eval_sampling_of, tasks_of
 from spear_rl.app.build.training import algorithm_of
 from spear_rl.app.config import Config, load, to_toml, value_of
+from spear_rl.engines.models.load import located
 from spear_rl.errors import ConfigError
 from spear_rl.integrations.shared.requirements import require_names, require_surrogate, require_version
 
@@ -61,10 +63,13 @@ def verl_settings(config: Config, folder: Path, theirs: Mapping[str, Any]) -> di
     if config.sft.episodes:
         hint = "run `spear sft`, then set engine.model to the model folder it wrote and sft.episodes=0"
         raise ConfigError(f"verl has no cold start: {hint}")
-    if not (Path(config.engine.model).is_dir() or "/" in config.engine.model):
+    model = Path(config.engine.model)
+    if not (model.is_dir() or ("/" in config.engine.model and model.suffix.lower() != ".gguf")):
         wanted = "verl wants a transformers folder (`spear sft` writes one) or a hub id, owner/name"
         raise ConfigError(f"engine.model: {config.engine.model!r} is no folder: {wanted}")
     require_verls_tasks(config)
+    if not model.is_dir() and (config.engine.revision or re.search("@|^hf:", config.engine.model)):  # ours alone
+        config.engine.model, config.engine.revision = str(located(config.engine.model, config.engine.revision)), ""
     loss = require_expressible(algorithm_of(config))
     longest = rollout.max_context + rollout.max_new_tokens
     keys: dict[str, Any] = {name: value_of(config, ours) for name, ours in _TABLES["settings"].items()}

@@ -26,15 +26,17 @@ NAMES |= {"response_logprobs": "old_log_probs"}
 
 
 @lru_cache(maxsize=4)
-def _tasks_and_play(settings: str, split: str) -> tuple[Sequence[Task], Callable[..., list[Group]], dict[str, Any]]:
-    """The tasks of a split, the function that plays them, and sampling settings besides verl's own."""
+def _tasks_and_play(
+    settings: str, split: str
+) -> tuple[Sequence[Task], Callable[..., list[Group]], dict[str, Any], bool | None]:
+    """The tasks of a split, the function that plays them, sampling settings besides verl's own, rollout.thinking."""
     config = config_of(OmegaConf.to_container(OmegaConf.create(settings)))
     rollout, max_turns = config.rollout, config.rollout.max_turns if split == "train" else config.eval.max_turns
     limits: dict[str, Any] = {"max_turns": max_turns or rollout.max_turns, "max_context": rollout.max_context}
     limits["max_response_tokens"] = rollout.max_response_tokens or None
     stop = {"stop": list(rollout.stop), "include_stop_str_in_output": True} if rollout.stop else {}
     play = partial(collect_groups, group_size=1, step=0, layout=layout_of(config), **limits)
-    return tasks_of(config, split), play, {"max_tokens": rollout.max_new_tokens, **stop}
+    return tasks_of(config, split), play, {"max_tokens": rollout.max_new_tokens, **stop}, rollout.thinking
 
 
 class Server:
@@ -63,9 +65,10 @@ class EnvironmentLoop(AgentLoopBase):  # type: ignore[misc]
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[Any]:
         split, number = row["extra_info"]["split"], int(row["extra_info"]["index"])
-        tasks, play, sampling = _tasks_and_play(OmegaConf.to_yaml(self.config.spear), split)
+        tasks, play, sampling, thinking = _tasks_and_play(OmegaConf.to_yaml(self.config.spear), split)
         server = Server(self.server_manager, **sampling_params, **sampling)
-        play_episode = partial(play, [tasks[number]], generator=server, renderer=_renderer(self.tokenizer))
+        renderer = _renderer(self.tokenizer, thinking=thinking)
+        play_episode = partial(play, [tasks[number]], generator=server, renderer=renderer)
         try:
             [group] = await asyncio.get_running_loop().run_in_executor(_threads, play_episode)
         except RuntimeError as error:

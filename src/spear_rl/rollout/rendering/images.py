@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from spear_rl.errors import MissingExtraError
-from spear_rl.rollout.rendering.renderer import ChatRenderer, Encoder, Message
+from spear_rl.rollout.rendering.renderer import ChatRenderer, Message
 
 MAX_CACHED = 4096
 
@@ -26,12 +26,12 @@ def pil_image(png: bytes) -> Any:
 class VisionRenderer(ChatRenderer):
     """A renderer over a Hugging Face processor; a message's images come before its text."""
 
-    def __init__(self, processor: Any) -> None:
-        self._processor, self._tokenizer = processor, processor.tokenizer
-        self._encode = Encoder(processor.tokenizer)
+    def __init__(self, processor: Any, *, thinking: bool | None = None) -> None:
+        self._processor = processor
+        self._set(processor, processor.tokenizer, thinking)
         self._cache: dict[tuple[str, tuple[tuple[int, int], ...]], list[int]] = {}
 
-    def _text(self, messages: Sequence[Message]) -> str:
+    def _rendered(self, messages: Sequence[Message]) -> str:
         parts = [
             {
                 "role": message["role"],
@@ -42,7 +42,7 @@ class VisionRenderer(ChatRenderer):
             }
             for message in messages
         ]
-        return str(self._processor.apply_chat_template(parts, tokenize=False, add_generation_prompt=True))
+        return super()._rendered(parts)
 
     def _ids(self, text: str, images: tuple[bytes, ...]) -> list[int]:
         """Token ids with the images' placeholders, which depend on the images' sizes, not on their content."""

@@ -6,7 +6,7 @@ Sampled tokens never change: a growing conversation is extended, never rendered 
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, Literal, Protocol
 
 from spear_rl.errors import ConfigError
@@ -62,6 +62,7 @@ History = Literal["action", "answer"]
 MAX_ACTION, MAX_NAME = 400, 60
 """Characters of an action: in one of the last pairs, and in the list of earlier ones."""
 
+_SWITCH = re.compile(r"\benable_thinking\b|\bif (?:not )?thinking\b|\bthinking is\b|\(thinking\b")
 _TAGS = re.compile(r"</?\w+>")
 _THINK_TAGS = re.compile("</?think>", re.IGNORECASE)
 
@@ -143,19 +144,33 @@ class ChatRenderer:
 
         extended(p, c, "Nothing happens.") == p + c + ids("\\n<|im_start|>user\\nNothing happens.<|im_end|>\\n...")
 
-    and for a truncated completion the missing `<|im_end|>` comes first.
+    and for a truncated completion the missing `<|im_end|>` comes first. So thoughts stay in a growing conversation,
+    also where the template would leave earlier ones out.
+
+    A template without a system role, or one that wants roles to alternate, gets its messages merged.
+
+    Args:
+        thinking: the template's switch for thoughts; None leaves the template's own default.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, *, thinking: bool | None = None) -> None:
         if tokenizer.eos_token_id is None:
             raise ValueError(
                 "engine.model: its tokenizer has no end token (eos_token), so no completion could ever end"
             )
-        self._tokenizer, self._encode = tokenizer, Encoder(tokenizer)
+        self._set(tokenizer, tokenizer, thinking)
         self._after_answer = lru_cache(maxsize=4096)(self._after_answer)  # type: ignore[method-assign]
-        self._template = None if tokenizer.chat_template else PLAIN_TEMPLATE
-        if self._template:
+        if not tokenizer.chat_template:
+            self._options["chat_template"] = PLAIN_TEMPLATE
             warnings.warn("the tokenizer has no chat template; using plain 'role: text' lines", stacklevel=2)
+
+    def _set(self, templated: Any, tokenizer: Any, thinking: bool | None) -> None:
+        self._templated, self._tokenizer, self._encode, self._merges = templated, tokenizer, Encoder(tokenizer), False
+        self._options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True}
+        if thinking is not None:
+            if not _SWITCH.search(str(templated.chat_template or "")):
+                raise ConfigError("rollout.thinking: the model's chat template has no such switch; leave it out")
+            self._options |= {"enable_thinking": thinking, "thinking": thinking}
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         images = images_in(messages)
@@ -173,10 +188,33 @@ class ChatRenderer:
         return ImagePrompt(ids, images) if images else ids
 
     def answer(self, text: str) -> list[int]:
-        return [*self._encode(text), self._tokenizer.eos_token_id]
+        return [*self._encode(f"</think>\n\n{text}" if self._opens_thought else text), self.end_id]
 
     def parse(self, token_ids: list[int]) -> str:
+        if self._hidden_tags:  # tags of thoughts that the tokenizer would leave out as special tokens
+            token_ids = [token for token in token_ids if token not in self._hidden_tags]
+            return str(self._tokenizer.decode(token_ids, skip_special_tokens=False)).strip()
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True)).strip()
+
+    @cached_property
+    def _opens_thought(self) -> bool:
+        """Whether the prompt ends with an opening tag, so that every answer begins with a thought."""
+        return self._text([{"role": "user", "content": "?"}]).rstrip().endswith("<think>")
+
+    @cached_property
+    def _hidden_tags(self) -> frozenset[int]:
+        """All special tokens but the tags of thoughts; empty where those are plain tokens."""
+        added = getattr(self._tokenizer, "added_tokens_decoder", {})
+        special = {number: str(token) for number, token in added.items() if token.special}
+        tags = {number for number, text in special.items() if text in ("<think>", "</think>")}
+        return frozenset(special.keys() - tags) if tags else frozenset()
+
+    @cached_property
+    def end_id(self) -> int:
+        """The token that ends an answer: the template's, or else the tokenizer's."""
+        ids = self._after_answer("?", ())
+        is_added = bool(ids) and ids[0] in getattr(self._tokenizer, "added_tokens_decoder", {})
+        return ids[0] if is_added else int(self._tokenizer.eos_token_id)
 
     def _after_answer(self, reply: str, images: tuple[bytes, ...]) -> list[int]:
         """The template's tokens from the end of an answer to the next generation prompt, around `reply`."""
@@ -184,14 +222,24 @@ class ChatRenderer:
         if images:
             last["images"] = images
         text = self._text([{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}, last])
-        return self._ids(text.rpartition(_ANSWER)[2], images)
+        after = text.rpartition(_ANSWER)[2]
+        end = self._tokenizer.eos_token
+        return self._ids(after.lstrip(" ") if after.lstrip(" ").startswith(end) else after, images)
 
     def _text(self, messages: Sequence[Message]) -> str:
-        return str(
-            self._tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True, chat_template=self._template
-            )
-        )
+        try:
+            text = self._rendered(merged(messages) if self._merges else messages)
+            if self._merges or messages[0]["role"] != "system" or messages[0]["content"].strip() in text:
+                return text
+        except Exception as error:  # templates raise what they like
+            if self._merges or merged(messages) == list(messages):
+                reason = (str(error) or type(error).__name__).splitlines()[0]
+                raise ConfigError(f"engine.model: its chat template cannot show this conversation: {reason}") from error
+        self._merges = True
+        return self._text(messages)
+
+    def _rendered(self, messages: Sequence[Message]) -> str:
+        return str(self._templated.apply_chat_template(list(messages), **self._options))
 
     def _ids(self, text: str, images: tuple[bytes, ...]) -> list[int]:
         refuse_images(images)
@@ -289,6 +337,20 @@ def refuse_images(images: Sequence[bytes]) -> None:
             "the environment shows images, which this policy cannot see: set task.options.observation=text, or "
             "engine.model to the folder of a vision-language model"
         )
+
+
+def merged(messages: Sequence[Message]) -> list[Message]:
+    """The messages without a system role, and in turns: a system message goes into the user's, equal roles into one."""
+    out: list[Message] = []
+    for message in messages:
+        message = message | {"role": "user"} if message["role"] == "system" else message
+        if out and out[-1]["role"] == message["role"]:
+            images = (*out[-1].get("images", ()), *message.get("images", ()))
+            out[-1] = out[-1] | {"content": f"{out[-1]['content']}\n\n{message['content']}"}
+            out[-1] |= {"images": images} if images else {}
+        else:
+            out.append(message)
+    return out
 
 
 def without_thoughts(text: str) -> str:

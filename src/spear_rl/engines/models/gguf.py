@@ -1,0 +1,361 @@
+"""GGUF files, whole or in parts, as plain transformers models: checked, joined and dequantised.
+
+The package gguf is imported in functions: only these models need it.
+"""
+
+import contextlib
+import hashlib
+import io
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from spear_rl.errors import ConfigError, MissingExtraError, UserError
+from spear_rl.io.cache import cache_folder
+from spear_rl.io.files import writing
+
+_SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+"""Parts that llama.cpp's gguf-split writes, each a GGUF file of its own."""
+_PIECE = re.compile(
+    r"(?P<stem>.+\.gguf[-._]?(?:split|part)?[-._]?)(?P<piece>[a-z]{1,3}|\d{1,5})(?:of(?P<count>\d{1,5}))?",
+    re.IGNORECASE,
+)
+"""Pieces of a file cut by plain `split`: model.gguf.aa, model.gguf.00, model.gguf-split-a, model.gguf.part1of3."""
+
+KNOWN_HASHES = {
+    "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf": "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+}
+"""Published file -> its SHA-256."""
+
+NEARLY_EQUAL, NEARLY_EQUAL_UNQUANTISED = 0.25, 1e-3
+"""Relative distance of input and output embeddings below which the model had one matrix for both.
+
+Two quantisations of one matrix differ by a few hundredths, different matrices by more than 1."""
+_CONTROL, _USER_DEFINED = 3, 4
+"""Types of tokens that are never split."""
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path is a GGUF file, a part of one, or a folder of GGUF files without a transformers model."""
+    if path.is_dir():
+        return not (path / "config.json").is_file() and bool(_models(path))
+    return path.is_file() and (_is_named_so(path) or _first_bytes(path) == b"GGUF")
+
+
+def read_gguf(path: Path) -> tuple[Any, Any]:
+    """(model, tokenizer) of a GGUF file in float32; a head that was tied to the embeddings is tied again."""
+    with _one_sentence(path), _one_reader(), _joined(path) as file:
+        return _read(file)
+
+
+def gguf_config(path: Path) -> Any:
+    """The transformers configuration of a GGUF file, without its weights."""
+    from transformers import AutoConfig
+
+    with _one_sentence(path), _one_reader(), _joined(path) as file:
+        shape = _shape(_reader(file))
+        config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False, **shape)
+        return _without_quantization(config)
+
+
+def gguf_parts(path: Path) -> list[Path]:
+    """The files of a GGUF model in order, by the name of its file, of its first part, or of their folder."""
+    if path.is_dir():
+        models = _models(path)
+        if len(models) > 1:
+            names = ", ".join(sorted(file.name for file in models.values())[:8])
+            raise ConfigError(f"engine.model: {path} holds several GGUF models: name one of {names}")
+        return gguf_parts(next(iter(models.values())))
+    if found := _SPLIT.fullmatch(path.name):
+        number, count = int(found["number"]), int(found["count"])
+        files = [path.with_name(f"{found['stem']}-{n:05d}-of-{found['count']}.gguf") for n in range(1, count + 1)]
+    elif found := _piece(path):
+        files = _pieces(path, found)
+        number = files.index(path) + 1 if path in files else 0
+    else:
+        return [path]
+    if number != 1:
+        raise ConfigError(f"engine.model: {path} is part {number} of {len(files)}: name the first, {files[0].name}")
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise ConfigError(f"engine.model: {path} has {len(files)} parts, and {', '.join(missing[:4])} is missing")
+    return files
+
+
+def _piece(path: Path) -> re.Match[str] | None:
+    """The parts of a piece's name; letters, which may be any suffix, count if there is a first piece."""
+    found = _PIECE.fullmatch(path.name)
+    if found is None or path.name.lower().endswith(".gguf"):
+        return None
+    first = path.with_name(f"{found['stem']}{'a' * len(found['piece'])}")
+    return found if found["piece"].isdigit() or first.is_file() else None
+
+
+def _pieces(path: Path, found: re.Match[str]) -> list[Path]:
+    """All pieces beside one, in order, with the names of those that must be missing."""
+    others = (_PIECE.fullmatch(file.name) for file in path.parent.iterdir())
+    same = [other for other in others if other and other["stem"] == found["stem"] and other["count"] == found["count"]]
+    if not found["piece"].isdigit():
+        same = [other for other in same if len(other["piece"]) == len(found["piece"])]
+    order = sorted(same, key=lambda other: (len(other["piece"]), other["piece"]))
+    if not found["piece"].isdigit():
+        names = ["a" * len(order[0]["piece"])]
+        while names[-1] != order[-1]["piece"] and len(names) < 1000:
+            names.append(_following(names[-1]))
+    else:
+        numbers = [int(other["piece"]) for other in order]
+        last = int(found["count"]) if found["count"] else max(numbers)
+        width = len(found["piece"]) if found["piece"].startswith("0") or min(numbers) == 0 else 0
+        width = width if all(len(other["piece"]) == width for other in order) else 0
+        names = [f"{number:0{width}d}" for number in range(0 if 0 in numbers else 1, last + 1)]
+    end = f"of{found['count']}" if found["count"] else ""
+    return [path.with_name(f"{found['stem']}{name}{end}") for name in names]
+
+
+def _following(piece: str) -> str:
+    """The next name as `split` counts: az -> ba."""
+    head, last = piece[:-1], piece[-1]
+    if last != "z":
+        return head + chr(ord(last) + 1)
+    return f"{_following(head)}a" if head else "aa"
+
+
+def _models(folder: Path) -> dict[str, Path]:
+    """Name without the part's number -> the first file of every GGUF model in a folder."""
+    models: dict[str, Path] = {}
+    for file in sorted(folder.iterdir()):
+        if file.is_file() and _is_named_so(file):
+            found = _SPLIT.fullmatch(file.name) or _piece(file)
+            models.setdefault(found["stem"] if found else file.name, file)
+    return models
+
+
+def _is_named_so(file: Path) -> bool:
+    return file.name.lower().endswith(".gguf") or _piece(file) is not None
+
+
+def _first_bytes(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(4)
+
+
+@contextlib.contextmanager
+def _one_sentence(path: Path) -> Iterator[None]:
+    if find_spec("gguf") is None or find_spec("accelerate") is None:
+        raise MissingExtraError(f"engine.model={path} needs the extra for GGUF: pip install 'spear-rl[gguf]'")
+    try:
+        yield
+    except UserError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"engine.model: {path} cannot be read: {error.strerror or error}") from error
+    except Exception as error:  # readers raise many types
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"engine.model: {path} does not load as a GGUF model: {reason}") from error
+
+
+@contextlib.contextmanager
+def _one_reader() -> Iterator[None]:
+    """Have every file opened once: parsing a vocabulary takes seconds, and transformers does so several times."""
+    import gguf
+
+    own = gguf.GGUFReader
+    opened = cache(own)
+    gguf.GGUFReader = lambda path, *arguments: opened(str(path), *arguments)
+    try:
+        yield
+    finally:
+        gguf.GGUFReader = own
+        opened.cache_clear()
+
+
+@contextlib.contextmanager
+def _joined(path: Path) -> Iterator[Path]:
+    """One whole GGUF file: the file itself, or its parts joined in the cache folder for as long as it is read."""
+    files = gguf_parts(path)
+    if len(files) == 1:
+        _check_file(files[0])
+        yield files[0]
+        return
+    place = cache_folder() / "gguf"
+    with writing(f"the joined file of {path}, in {place},"):
+        place.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=place, prefix="join-"))
+    try:
+        found = _SPLIT.fullmatch(files[0].name)
+        whole = folder / f"{Path(found['stem']).name if found else files[0].name.partition('.gguf')[0]}.gguf"
+        with writing(f"the joined file of {path}, in {place},"):
+            _join_parts(files, whole) if found else _join_pieces(files, whole)
+        _check_file(whole)
+        yield whole
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _join_pieces(files: Sequence[Path], whole: Path) -> None:
+    with whole.open("wb") as out:
+        for file in files:
+            with file.open("rb") as piece:
+                shutil.copyfileobj(piece, out, 1 << 24)
+
+
+def _join_parts(files: Sequence[Path], whole: Path) -> None:
+    """Write one file with the first part's metadata and the tensors of all parts."""
+    from gguf import GGUFValueType, GGUFWriter
+
+    readers = [_reader(file) for file in files]
+    for number, (file, reader) in enumerate(zip(files, readers, strict=True)):
+        own, count = (_value(reader, key) for key in ("split.no", "split.count"))
+        if (own, count) != (number, len(files)):
+            said = f"is part {own + 1} of {count}" if isinstance(own, int) else "is no part of a split model"
+            raise ConfigError(f"engine.model: {file} {said} by its header, not {number + 1} of {len(files)}")
+    writer = GGUFWriter(whole, _value(readers[0], "general.architecture"), endianess=readers[0].endianess)
+    for name, field in readers[0].fields.items():
+        if name != "general.architecture" and not name.startswith(("GGUF.", "split.")):
+            is_list = field.types[0] == GGUFValueType.ARRAY
+            writer.add_key_value(name, field.contents(), field.types[0], field.types[-1] if is_list else None)
+    tensors = [tensor for reader in readers for tensor in reader.tensors]
+    for tensor in tensors:
+        data = tensor.data
+        writer.add_tensor_info(tensor.name, data.shape, data.dtype, data.nbytes, tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for tensor in tensors:
+        writer.write_tensor_data(tensor.data)
+    writer.close()
+
+
+def _check_file(file: Path) -> None:
+    """Refuse what is no GGUF file, is cut off, is of a kind transformers cannot read, or has not its known hash."""
+    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+
+    reader = _reader(file)
+    if _value(reader, "split.count") not in (None, 1):
+        raise ConfigError(
+            f"engine.model: {file} is one of several parts: keep the names of all, ...-00001-of-0000N.gguf"
+        )
+    kind = str(_value(reader, "general.architecture"))
+    known = [name.replace("_", "") for name in GGUF_SUPPORTED_ARCHITECTURES]
+    if not any(kind.replace("-", "").replace("_", "").startswith(name) for name in known):
+        raise ConfigError(f"engine.model: {file} is of the architecture {kind!r}, which transformers cannot read")
+    if expected := KNOWN_HASHES.get(file.name.lower()):
+        with file.open("rb") as opened:
+            if hashlib.file_digest(opened, "sha256").hexdigest() != expected:
+                raise ConfigError(
+                    f"engine.model: {file} is not the published file of that name (its SHA-256 differs): download it "
+                    "again, or rename it if it is meant to differ"
+                )
+
+
+def _reader(file: Path) -> Any:
+    """The opened file, whole."""
+    from gguf import GGUFReader
+
+    if _first_bytes(file) != b"GGUF":
+        raise ConfigError(f"engine.model: {file} is no GGUF file: it does not begin with GGUF")
+    try:
+        reader = GGUFReader(file)
+        end = max((int(tensor.data_offset) + int(tensor.n_bytes) for tensor in reader.tensors), default=0)
+    except Exception as error:  # numpy's, for whatever lies behind the end
+        raise ConfigError(
+            f"engine.model: {file} is cut off or damaged: download it, or join its pieces, again"
+        ) from error
+    if end > file.stat().st_size:
+        raise ConfigError(f"engine.model: {file} is cut off: download it, or join its pieces, again")
+    return reader
+
+
+def _value(reader: Any, name: str) -> Any:
+    field = reader.fields.get(name)
+    return None if field is None else field.contents()
+
+
+def _read(file: Path) -> tuple[Any, Any]:
+    """(model, tokenizer) of a whole file."""
+    import torch
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    reader = _reader(file)
+    types = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
+    with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that cannot be turned off
+        loaded, info = AutoModelForCausalLM.from_pretrained(
+            file.parent,
+            gguf_file=file.name,
+            dtype=torch.float32,
+            trust_remote_code=False,
+            output_loading_info=True,
+            **_shape(reader),
+        )
+    config, weights = loaded.config, loaded.state_dict()
+    if missing := sorted(info["missing_keys"]):
+        raise ConfigError(f"engine.model: {file} lacks weights of {type(loaded).__name__}: {', '.join(missing[:3])}")
+    ends = [f"{layer}.weight" for layer in _embeddings(loaded)]
+    if not config.tie_word_embeddings and _was_tied([weights[name] for name in ends], types):
+        # The output's quantisation is the finer one in usual files.
+        config.tie_word_embeddings, weights[ends[0]] = True, weights[ends[1]]
+    # transformers refuses to save the loaded model, which it considers quantised; a rebuilt one it saves.
+    with init_empty_weights(include_buffers=False):
+        plain = _without_quantization(config)
+        model = AutoModelForCausalLM.from_config(plain, dtype=torch.float32, trust_remote_code=False)
+    model.load_state_dict(weights, assign=True)
+    model.tie_weights()
+    tokenizer, model.generation_config.eos_token_id = _tokenizer(file, reader)
+    return model.eval(), tokenizer
+
+
+def _shape(reader: Any) -> dict[str, int]:
+    """What transformers does not read of the file: the width of Qwen3's heads."""
+    kind = str(_value(reader, "general.architecture"))
+    width = _value(reader, f"{kind}.attention.key_length") if kind.startswith("qwen3") else None
+    return {"head_dim": int(width)} if width else {}
+
+
+def _embeddings(model: Any) -> list[str]:
+    """Names of the input and output embeddings."""
+    wanted = [model.get_input_embeddings(), model.get_output_embeddings()]
+    names = {id(module): name for name, module in model.named_modules()}
+    return [names[id(module)] for module in wanted if id(module) in names]
+
+
+def _was_tied(ends: Sequence[Any], types: dict[str, str]) -> bool:
+    """Whether input and output embeddings are one matrix, up to quantisation."""
+    if len(ends) != 2 or ends[0].shape != ends[1].shape:
+        return False
+    is_exact = all(types.get(name) in ("F32", "F16", "BF16") for name in ("token_embd.weight", "output.weight"))
+    blocks = zip(ends[0].split(4096), ends[1].split(4096), strict=True)
+    distance = sum(float((one - other).norm()) ** 2 for one, other in blocks) ** 0.5
+    return bool(distance <= float(ends[1].norm()) * (NEARLY_EQUAL_UNQUANTISED if is_exact else NEARLY_EQUAL))
+
+
+def _without_quantization(config: Any) -> Any:
+    settings = {name: value for name, value in config.to_dict().items() if name != "quantization_config"}
+    return config.__class__.from_dict(settings)
+
+
+def _tokenizer(file: Path, reader: Any) -> tuple[Any, list[int] | None]:
+    """(tokenizer, ids that end an answer), by the file's own table of tokens."""
+    from transformers import AddedToken, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
+    tokens, kinds = (_value(reader, f"tokenizer.ggml.{name}") or [] for name in ("tokens", "token_type"))
+    kinds = kinds or [1] * len(tokens)
+    whole = [(text, kind) for text, kind in zip(tokens, kinds, strict=True) if kind in (_CONTROL, _USER_DEFINED)]
+    tokenizer.add_tokens(
+        [AddedToken(text, special=kind == _CONTROL, normalized=False) for text, kind in whole if text.strip()]
+    )
+    ids = {name: _value(reader, f"tokenizer.ggml.{name}_token_id") for name in ("eot", "eom", "eos", "bos", "padding")}
+    ends = list(dict.fromkeys(ids[name] for name in ("eot", "eos", "eom") if ids[name] is not None))
+    # Some versions of transformers read wrong tokens from the file.
+    if ends:
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(ends[0])
+    for name, key in (("bos_token", "bos"), ("pad_token", "padding")):
+        if ids[key] is not None:
+            setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(ids[key]))
+    tokenizer.chat_template = _value(reader, "tokenizer.chat_template") or tokenizer.chat_template
+    return tokenizer, ends or None

@@ -1,0 +1,255 @@
+"""Models of the Hugging Face hub by id, through huggingface_hub: its cache, token, endpoint and offline mode."""
+
+import contextlib
+import hashlib
+import io
+import json
+import logging
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spear_rl.errors import ConfigError, DiskError, UserError
+from spear_rl.io.files import disk_reason
+
+_REPO = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_REVISION = re.compile(r"(?!.*\.\.)\w[\w./-]{0,254}", re.ASCII)
+_SPLIT = re.compile(r"-\d{5}(-of-\d{5}\.gguf)$", re.IGNORECASE)
+
+SMALL = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
+"""Configuration and tokenizer; weights come after a look at them."""
+WEIGHTS = (("model.safetensors",), ("pytorch_model.bin",))
+"""File names of weights in the order of preference; shards are named by an index."""
+ADAPTER_WEIGHTS = (("adapter_model.safetensors",), ("adapter_model.bin",))
+
+LARGE = 1_000_000
+"""Bytes of downloads whose progress is worth a line."""
+
+_commits: dict[str, str] = {}
+"""Model, as `HubId` prints it, -> the commit that this process uses."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubId:
+    """A repository of the hub, a revision of it (empty: its main branch), and a GGUF file in it, if one is named."""
+
+    repo: str
+    revision: str = ""
+    file: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.repo}@{self.revision}" if self.revision else self.repo
+
+    @property
+    def model(self) -> str:
+        """The name without the revision."""
+        return f"{self.repo}/{self.file}" if self.file else self.repo
+
+
+def hub_id(name: str, revision: str = "") -> HubId | None:
+    """What a name says about the hub; None if it cannot be an id.
+
+    "owner/name", "owner/name@v1.0", "owner/name/file.gguf", "gpt2", "hf:owner/name" (not the folder of that name)
+    """
+    plain, at, own = name.removeprefix("hf:").partition("@")
+    parts, file = plain.split("/"), ""
+    if len(parts) > 2 and parts[-1].lower().endswith(".gguf") and all(part.strip(".") for part in parts):
+        plain, file = "/".join(parts[:2]), "/".join(parts[2:])
+    if not _REPO.fullmatch(plain) or plain.lower().endswith((".gguf", ".git")):
+        return None
+    if at and revision and own != revision:
+        raise ConfigError(f"engine.revision={revision}: engine.model={name} says {own!r}: leave one of them out")
+    chosen = own or revision
+    if (at and not own) or (chosen and not _REVISION.fullmatch(chosen)):
+        raise ConfigError(f"engine.revision cannot be {chosen!r}: it is a branch, a tag or a commit of the hub")
+    return HubId(plain, chosen, file)
+
+
+def pin(commits: Mapping[str, str]) -> None:
+    """Use these commits (`used_commits` of an earlier process), and forget all others."""
+    _commits.clear()
+    _commits.update({name: commit for name, commit in commits.items() if _COMMIT.fullmatch(str(commit))})
+
+
+def used_commits() -> dict[str, str]:
+    """Hub models that this process has used -> their commits."""
+    return dict(_commits)
+
+
+def fetched(model: HubId, *, with_weights: bool = True, with_code: bool = False) -> Path:
+    """The local folder, or GGUF file, of a hub model; what the cache lacks is downloaded.
+
+    Args:
+        with_weights: False is enough for its configuration and tokenizer.
+        with_code: Python files too.
+    """
+    if model.file:
+        file = _download(model, [_SPLIT.sub(r"-*\1", model.file)], nested=True) / model.file
+        if not file.is_file():
+            raise ConfigError(f"engine.model: {model.model} is no file of {model.repo} on the hub")
+        return file
+    folder = _download(model, [*SMALL, *(["*.py"] if with_code else [])])
+    is_adapter = (folder / "adapter_config.json").is_file()
+    if not is_adapter and not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"engine.model: {model} on the hub is no transformers model: it has no config.json (of a repository with "
+            "GGUF files name one: engine.model=owner/name/file.gguf)"
+        )
+    if not with_weights:
+        return folder
+    for names in ADAPTER_WEIGHTS if is_adapter else [*_shards(folder), *WEIGHTS]:
+        _download(model, names)
+        if missing := [name for name in names if not (folder / name).is_file()]:
+            if len(missing) < len(names):
+                raise ConfigError(f"engine.model: {model} on the hub lacks {missing[0]}, which its index names")
+            continue
+        return folder
+    raise ConfigError(f"engine.model: {model} on the hub, or in the cache, has no weights that transformers reads")
+
+
+def _shards(folder: Path) -> Iterator[Sequence[str]]:
+    for name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, AttributeError, TypeError):
+            files = json.loads((folder / name).read_text("utf-8"))["weight_map"].values()
+            yield sorted({file for file in files if Path(file).name == file})
+
+
+def _download(model: HubId, patterns: Sequence[str], *, nested: bool = False) -> Path:
+    """The snapshot's folder in the cache, with the files that match; new weights are checked against their hash."""
+    from huggingface_hub import snapshot_download
+
+    key = str(model)
+    with _one_sentence(model), _shown_progress():
+        ignored = None if nested else ["*/*"]
+        revision = _commits.get(key) or model.revision or None
+        options: dict[str, Any] = {"allow_patterns": list(patterns), "ignore_patterns": ignored}
+        options |= {"tqdm_class": _progress_lines(model), "library_name": "spear-rl"}
+        known = _files(revision, model)
+        folder = Path(snapshot_download(model.repo, revision=revision, **options))
+    if _COMMIT.fullmatch(folder.name):
+        _commits[key] = folder.name
+    for path in folder.rglob("*") if folder.is_dir() else ():
+        if path.suffix in (".safetensors", ".bin", ".gguf") and path.name not in known:
+            _check_hash(path, model)
+    return folder
+
+
+def _files(revision: str | None, model: HubId) -> set[str]:
+    """Names of the files that the cache already has of a commit."""
+    from huggingface_hub import constants
+
+    if not revision or not _COMMIT.fullmatch(revision):
+        return set()
+    home = Path(constants.HF_HUB_CACHE) / f"models--{model.repo.replace('/', '--')}" / "snapshots" / revision
+    return {path.name for path in home.rglob("*")} if home.is_dir() else set()
+
+
+def _check_hash(path: Path, model: HubId) -> None:
+    """Refuse, and delete, a download whose content is not what the cache names it by: its SHA-256."""
+    blob = path.resolve()
+    if not re.fullmatch(r"[0-9a-f]{64}", blob.name):
+        return
+    with blob.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != blob.name:
+        path.unlink()
+        blob.unlink()
+        raise ConfigError(
+            f"engine.model: {path.name} of {model} arrived damaged (its SHA-256 is wrong) and was deleted: give the "
+            "command again"
+        )
+
+
+def _progress_lines(model: HubId) -> Any:
+    """A class of progress bars for huggingface_hub that prints a line per tenth, and nothing without a terminal.
+
+    A bar would be torn apart by the console's own display.
+    """
+    from huggingface_hub.utils import tqdm
+
+    class Lines(tqdm):  # type: ignore[misc]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            self.tenth = -1
+            has_terminal = sys.__stderr__ is not None and sys.__stderr__.isatty()  # the console replaces sys.stderr
+            is_shown = has_terminal and str(options.get("desc")).startswith("Download")
+            super().__init__(*arguments, **(options | {"file": io.StringIO(), "disable": not is_shown}))
+
+        def display(self, *_: Any, **__: Any) -> bool:
+            tenth = int(10 * self.n / self.total) if self.total and self.total >= LARGE else -1
+            if tenth > self.tenth:
+                self.tenth = tenth
+                print(f"downloading {model}: {self.n / 1e6:,.0f} of {self.total / 1e6:,.0f} MB", file=sys.stderr)
+            return True
+
+    return Lines
+
+
+@contextlib.contextmanager
+def _shown_progress() -> Iterator[None]:
+    """Allow progress, which loading turns off for its own, and none of huggingface_hub's warnings."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    log, were_off = logging.getLogger("huggingface_hub"), are_progress_bars_disabled()
+    level = log.level
+    log.setLevel(logging.ERROR)
+    may_change = were_off and constants.HF_HUB_DISABLE_PROGRESS_BARS is None
+    if may_change:
+        enable_progress_bars()
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        if may_change:
+            disable_progress_bars()
+
+
+@contextlib.contextmanager
+def _one_sentence(model: HubId) -> Iterator[None]:
+    try:
+        yield
+    except (UserError, KeyboardInterrupt):
+        raise
+    except Exception as error:  # of huggingface_hub, its HTTP client, hf_xet, or the disk
+        raise _explained(error, model) from error
+
+
+def _explained(error: BaseException, model: HubId) -> UserError:
+    """The sentence for what huggingface_hub raised."""
+    from huggingface_hub import constants, errors, get_token
+
+    start, hub = f"engine.model: {model}", constants.ENDPOINT
+    if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, errors.HfHubHTTPError):
+        error = error.__cause__
+    has_token = bool(get_token())
+    if isinstance(error, errors.GatedRepoError):
+        way = "the token's account must be allowed" if has_token else "then log in (hf auth login) or set HF_TOKEN"
+        return ConfigError(f"{start} is gated: accept its terms at {hub}/{model.repo}, {way}")
+    if isinstance(error, errors.RevisionNotFoundError):
+        return ConfigError(f"{start}: the hub has no such revision: engine.revision is a branch, a tag or a commit")
+    status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 0
+    if isinstance(error, errors.RepositoryNotFoundError) or status == 404:
+        private = "the token may not read it" if has_token else "it needs a token (hf auth login, or HF_TOKEN)"
+        return ConfigError(f"{start} is no folder here and no model of the hub ({hub}), or it is private and {private}")
+    if status == 401:
+        return ConfigError(f"{start}: the hub refuses the token (401): set HF_TOKEN to a valid one, or log in again")
+    if status == 403:
+        return ConfigError(f"{start}: the hub forbids access (403): the token lacks the permission to read it")
+    if status:
+        return ConfigError(f"{start}: the hub ({hub}) answered with status {status}: try again later")
+    if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
+        if constants.is_offline_mode() if hasattr(constants, "is_offline_mode") else constants.HF_HUB_OFFLINE:
+            place = constants.HF_HUB_CACHE
+            return ConfigError(f"{start} is no folder here, and not, or not whole, in {place}: unset HF_HUB_OFFLINE")
+        missing = f"{start} is no folder here and not, or not whole, in the cache"
+        return ConfigError(f"{missing}, and the hub ({hub}) cannot be reached: check the network")
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if isinstance(error, OSError) and error.errno:
+        return DiskError(f"the download of {model} cannot be written to {constants.HF_HUB_CACHE}: {disk_reason(error)}")
+    if isinstance(error, errors.HFValidationError):
+        return ConfigError(f"{start} cannot be a name of the hub: {reason}")
+    return ConfigError(f"{start}: the download broke off ({reason}): give the command again, it goes on from there")

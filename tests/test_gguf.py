@@ -1,0 +1,382 @@
+"""GGUF files as models: whole, in parts or in pieces, the logits of the weights they were written from."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from spear_rl.engines.models import gguf as gguf_module
+from spear_rl.engines.models.gguf import gguf_parts, is_gguf, read_gguf
+from spear_rl.engines.models.load import model_by_name, model_in_folder
+from spear_rl.errors import ConfigError, MissingExtraError
+
+gguf = pytest.importorskip("gguf")
+
+HIDDEN, HEADS, KV, INNER, LAYERS = 32, 4, 2, 64, 2
+CHAT = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+
+
+def vocabulary() -> list[str]:
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return [*bytes_to_unicode().values(), "he", "ll", "hell", "hello", *SPECIAL, "<tool>"]
+
+
+def plain_model(kind: str, *, tied: bool, seed: int = 0):
+    """A random model of transformers."""
+    import transformers
+
+    name = {"qwen2": "Qwen2", "llama": "Llama", "qwen3": "Qwen3"}[kind]
+    extra = {"head_dim": HIDDEN // HEADS} if kind == "qwen3" else {}
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=len(vocabulary()),
+        hidden_size=HIDDEN,
+        intermediate_size=INNER,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV,
+        max_position_embeddings=256,
+        rms_norm_eps=1e-6,
+        rope_theta=10000.0,
+        tie_word_embeddings=tied,
+        **extra,
+    )
+    torch.manual_seed(seed)
+    return getattr(transformers, f"{name}ForCausalLM")(config).eval()
+
+
+def tensors_of(model, kind: str, *, head: bool, dtype: str = "F32") -> dict[str, tuple]:
+    """Names and values as llama.cpp's converter writes them; llama's queries and keys have their rows permuted."""
+    weights = {name: value.detach().float().numpy() for name, value in model.state_dict().items()}
+
+    def permuted(value, heads: int):
+        shape = value.shape
+        return value.reshape(heads, 2, shape[0] // heads // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
+
+    out = {
+        "token_embd.weight": weights["model.embed_tokens.weight"],
+        "output_norm.weight": weights["model.norm.weight"],
+    }
+    if head:
+        out["output.weight"] = weights["lm_head.weight"]
+    parts = {
+        "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+        "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+        "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+    }  # fmt: skip
+    for name, value in weights.items():
+        if not name.startswith("model.layers."):
+            continue
+        _, _, number, rest = name.split(".", 3)
+        layer, end = rest.rsplit(".", 1)
+        if kind == "llama" and layer in ("self_attn.q_proj", "self_attn.k_proj"):
+            value = permuted(value, HEADS if "q_proj" in layer else KV)
+        out[f"blk.{number}.{parts[layer]}.{end}"] = value
+    quant = getattr(gguf.GGMLQuantizationType, dtype)
+    done = {}
+    for name, value in out.items():
+        is_matrix = value.ndim == 2 and dtype != "F32"
+        done[name] = (gguf.quants.quantize(value, quant) if is_matrix else value, quant if is_matrix else None)
+    return done
+
+
+def write(path: Path, kind: str, tensors: dict[str, tuple], *, number: int = 0, count: int = 0, **ids: int) -> Path:
+    writer = gguf.GGUFWriter(path, kind)
+    if count:
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", count)
+        writer.add_int32("split.tensors.count", 0)
+    if number == 0:
+        tokens = vocabulary()
+        writer.add_name("a tiny model")
+        writer.add_context_length(256)
+        writer.add_embedding_length(HIDDEN)
+        writer.add_block_count(LAYERS)
+        writer.add_feed_forward_length(INNER)
+        writer.add_head_count(HEADS)
+        writer.add_head_count_kv(KV)
+        writer.add_layer_norm_rms_eps(1e-6)
+        writer.add_rope_freq_base(10000.0)
+        writer.add_vocab_size(len(tokens))
+        writer.add_key_length(HIDDEN // HEADS)
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("qwen2")
+        writer.add_token_list(tokens)
+        writer.add_token_types([3 if token in SPECIAL else 4 if token == "<tool>" else 1 for token in tokens])
+        writer.add_token_merges(["h e", "l l", "he ll", "hell o"])
+        writer.add_eos_token_id(tokens.index("<|im_end|>"))
+        writer.add_bos_token_id(tokens.index("<|endoftext|>"))
+        writer.add_pad_token_id(tokens.index("<|endoftext|>"))
+        for name, token in ids.items():
+            writer.add_uint32(f"tokenizer.ggml.{name}", token)
+        writer.add_chat_template(CHAT)
+    for name, (value, kind_of_tensor) in tensors.items():
+        writer.add_tensor(name, value, raw_dtype=kind_of_tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def logits(model) -> torch.Tensor:
+    ids = torch.tensor([[3, 17, 260, 9, 261, 44]])
+    with torch.no_grad():
+        return model.eval()(ids).logits.float()
+
+
+def loaded(path: Path):
+    return model_by_name(str(path), texts=list, seed=0)
+
+
+def in_parts(folder: Path, model, count: int = 3) -> list[Path]:
+    """What llama.cpp's gguf-split writes: metadata in the first part, tensors in all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = list(tensors_of(model, "qwen2", head=False).items())
+    size = -(-len(tensors) // count)
+    files = [folder / f"model-{n + 1:05d}-of-{count:05d}.gguf" for n in range(count)]
+    for n, file in enumerate(files):
+        write(file, "qwen2", dict(tensors[n * size : (n + 1) * size]), number=n, count=count)
+    return files
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_gguf_file_gives_the_logits_of_its_weights(tmp_path, kind, tied):
+    model = plain_model(kind, tied=tied)
+    path = write(tmp_path / "model.gguf", kind, tensors_of(model, kind, head=not tied))
+    own, _ = loaded(path)
+    assert torch.allclose(logits(own), logits(model), atol=1e-5)
+    assert own.config.tie_word_embeddings is tied
+    assert (own.get_input_embeddings().weight is own.get_output_embeddings().weight) is tied
+    assert all(parameter.requires_grad and parameter.dtype == torch.float32 for parameter in own.parameters())
+
+
+def test_half_precision_agrees_to_a_thousandth_in_bfloat16(tmp_path):
+    model = plain_model("qwen2", tied=True).to(torch.float16).float()
+    own, _ = loaded(write(tmp_path / "model.gguf", "qwen2", tensors_of(model, "qwen2", head=False, dtype="F16")))
+    for either in (own, model):
+        for parameter in either.parameters():
+            parameter.data = parameter.data.to(torch.bfloat16)
+    assert torch.allclose(logits(own), logits(model), atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["F32", "Q8_0"])
+def test_a_head_that_repeats_the_embeddings_is_tied_again(tmp_path, dtype):
+    model = plain_model("qwen2", tied=True)
+    tensors = tensors_of(model, "qwen2", head=True, dtype=dtype)
+    if dtype != "F32":  # usual files hold the head in a finer form than the embeddings
+        value = model.state_dict()["model.embed_tokens.weight"].numpy()
+        coarse = gguf.GGMLQuantizationType.Q4_0
+        tensors["token_embd.weight"] = (gguf.quants.quantize(value, coarse), coarse)
+    own, _ = loaded(write(tmp_path / "model.gguf", "qwen2", tensors))
+    assert own.config.tie_word_embeddings
+    assert own.get_input_embeddings().weight is own.get_output_embeddings().weight
+    distance = (own.get_output_embeddings().weight - model.get_output_embeddings().weight).norm()
+    assert distance < 0.01 * model.get_output_embeddings().weight.norm(), "the finer of the two is kept"
+
+
+def test_a_head_of_its_own_stays_even_if_it_is_close(tmp_path):
+    model = plain_model("qwen2", tied=False)
+    with torch.no_grad():
+        embeddings = model.get_input_embeddings().weight
+        model.get_output_embeddings().weight.copy_(embeddings + 0.05 * embeddings.std() * torch.randn_like(embeddings))
+    own, _ = loaded(write(tmp_path / "model.gguf", "qwen2", tensors_of(model, "qwen2", head=True)))
+    assert not own.config.tie_word_embeddings
+    assert torch.allclose(logits(own), logits(model), atol=1e-5)
+
+
+def test_tokenizer_and_chat_template_come_from_the_file(tmp_path):
+    model = plain_model("qwen2", tied=True)
+    own, tokenizer = loaded(write(tmp_path / "model.gguf", "qwen2", tensors_of(model, "qwen2", head=False)))
+    tokens = vocabulary()
+    assert tokenizer.eos_token_id == tokens.index("<|im_end|>")
+    assert tokenizer.pad_token_id == tokens.index("<|endoftext|>")
+    text = tokenizer.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False)
+    assert text == "<|im_start|>user\nhello<|im_end|>\n"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert [ids[0], ids[-2]] == [tokens.index("<|im_start|>"), tokens.index("<|im_end|>")]
+    assert tokens.index("hello") in ids
+    assert tokenizer.encode("<tool>", add_special_tokens=False) == [tokens.index("<tool>")]
+    assert tokenizer.decode(tokenizer.encode("a <tool> b<|im_end|>"), skip_special_tokens=True) == "a <tool> b"
+    assert own.generation_config.eos_token_id == [tokens.index("<|im_end|>")]
+
+
+def test_every_token_that_ends_a_turn_is_known(tmp_path):
+    model, tokens = plain_model("qwen2", tied=True), vocabulary()
+    ends = {"eot_token_id": tokens.index("<|im_end|>"), "eom_token_id": tokens.index("<|im_start|>")}
+    path = write(tmp_path / "model.gguf", "qwen2", tensors_of(model, "qwen2", head=False), **ends)
+    own, tokenizer = loaded(path)
+    assert tokenizer.eos_token == "<|im_end|>"
+    assert own.generation_config.eos_token_id == [*ends.values()]
+
+
+def test_a_saved_model_is_a_plain_folder(tmp_path):
+    model = plain_model("qwen2", tied=True)
+    own, tokenizer = loaded(write(tmp_path / "model.gguf", "qwen2", tensors_of(model, "qwen2", head=False)))
+    own.save_pretrained(tmp_path / "saved")
+    tokenizer.save_pretrained(tmp_path / "saved")
+    again, words = model_in_folder(tmp_path / "saved")
+    assert torch.equal(logits(again), logits(own))
+    assert words.chat_template == CHAT
+    assert "quantization_config" not in (tmp_path / "saved" / "config.json").read_text()
+
+
+def test_parts_are_found_beside_the_first_or_in_their_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPEAR_RL_CACHE", str(tmp_path / "cache"))
+    model = plain_model("qwen2", tied=True)
+    files = in_parts(tmp_path / "parts", model)
+    for name in (files[0], files[0].parent):
+        assert torch.allclose(logits(loaded(name)[0]), logits(model), atol=1e-5)
+    assert not list((tmp_path / "cache").rglob("*.gguf")), "the joined file is deleted again"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("m.gguf.aa", "m.gguf.ab", "m.gguf.ac"),
+        ("m.gguf.00", "m.gguf.01", "m.gguf.02"),
+        ("m.gguf-split-a", "m.gguf-split-b", "m.gguf-split-c"),
+        ("m.gguf.part1of3", "m.gguf.part2of3", "m.gguf.part3of3"),
+        ("m.gguf.1", "m.gguf.2", "m.gguf.3"),
+    ],
+)
+def test_pieces_of_plain_split_are_joined(tmp_path, monkeypatch, names):
+    monkeypatch.setenv("SPEAR_RL_CACHE", str(tmp_path / "cache"))
+    model, folder = plain_model("qwen2", tied=True), tmp_path / "pieces"
+    content = write(tmp_path / "m.gguf", "qwen2", tensors_of(model, "qwen2", head=False)).read_bytes()
+    folder.mkdir()
+    size = -(-len(content) // 3)
+    for n, name in enumerate(names):
+        (folder / name).write_bytes(content[n * size : (n + 1) * size])
+    (folder / "README.md").write_text("how they were split")
+    for path in (folder / names[0], folder):
+        assert torch.allclose(logits(loaded(path)[0]), logits(model), atol=1e-5)
+    with pytest.raises(ConfigError, match=f"is part 2 of 3: name the first, {names[0]}"):
+        loaded(folder / names[1])
+    (folder / names[1]).rename(folder / "elsewhere")
+    with pytest.raises(ConfigError, match=f"has 3 parts, and {names[1]} is missing"):
+        loaded(folder / names[0])
+    (folder / "elsewhere").rename(folder / names[1])
+    (folder / names[2]).unlink()
+    with pytest.raises(ConfigError, match=r"missing|cut off"):
+        loaded(folder / names[0])
+
+
+def test_missing_and_exchanged_parts_are_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPEAR_RL_CACHE", str(tmp_path / "cache"))
+    one, two, three = in_parts(tmp_path, plain_model("qwen2", tied=True))
+    with pytest.raises(ConfigError, match=f"is part 2 of 3: name the first, {one.name}"):
+        loaded(two)
+    aside = two.rename(tmp_path / "aside")
+    with pytest.raises(ConfigError, match=f"has 3 parts, and {two.name} is missing"):
+        loaded(one)
+    three.rename(two)
+    aside.rename(three)
+    with pytest.raises(ConfigError, match=r"is part 3 of 3 by its header, not 2 of 3"):
+        loaded(one)
+    one.rename(tmp_path / "model.gguf")
+    with pytest.raises(ConfigError, match="is one of several parts"):
+        loaded(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 0.99])
+def test_a_file_that_is_cut_off_says_so(tmp_path, share):
+    path = write(tmp_path / "m.gguf", "qwen2", tensors_of(plain_model("qwen2", tied=True), "qwen2", head=False))
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(ConfigError, match="is cut off") as caught:
+        loaded(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_files_and_architectures_are_refused(tmp_path):
+    (tmp_path / "text.gguf").write_text("not what it seems")
+    with pytest.raises(ConfigError, match="does not begin with GGUF"):
+        loaded(tmp_path / "text.gguf")
+    with pytest.raises(ConfigError, match="there is no file"):
+        loaded(Path("folder/none.gguf"))
+    (tmp_path / "notes.txt").write_text("no model")
+    with pytest.raises(ConfigError, match="is neither a model's folder nor a GGUF file"):
+        loaded(tmp_path / "notes.txt")
+    tensors = tensors_of(plain_model("qwen2", tied=True), "qwen2", head=False)
+    with pytest.raises(ConfigError, match="of the architecture 'whisper', which transformers cannot read"):
+        loaded(write(tmp_path / "odd.gguf", "whisper", tensors))
+    tensors.pop("blk.1.ffn_up.weight")
+    with pytest.raises(ConfigError, match=r"lacks weights of Qwen2ForCausalLM: .*mlp.up_proj"):
+        loaded(write(tmp_path / "hole.gguf", "qwen2", tensors))
+
+
+def test_a_folder_of_several_models_asks_which(tmp_path):
+    model = plain_model("qwen2", tied=True)
+    for name in ("q4.gguf", "q8.gguf"):
+        write(tmp_path / name, "qwen2", tensors_of(model, "qwen2", head=False))
+    with pytest.raises(ConfigError, match=r"holds several GGUF models: name one of q4.gguf, q8.gguf"):
+        loaded(tmp_path)
+    assert torch.allclose(logits(loaded(tmp_path / "q8.gguf")[0]), logits(model), atol=1e-5)
+
+
+def test_a_published_file_is_checked_by_its_hash(tmp_path, monkeypatch):
+    path = write(tmp_path / "Known.gguf", "qwen2", tensors_of(plain_model("qwen2", tied=True), "qwen2", head=False))
+    monkeypatch.setitem(gguf_module.KNOWN_HASHES, "known.gguf", hashlib.sha256(path.read_bytes()).hexdigest())
+    loaded(path)
+    content = bytearray(path.read_bytes())
+    content[-40] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="is not the published file of that name"):
+        loaded(path)
+
+
+def test_names_of_parts(tmp_path):
+    for name in ("a.gguf", "b.gguf.bak", "b.gguf.aa", "b.gguf.ab"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    assert gguf_parts(tmp_path / "a.gguf") == [tmp_path / "a.gguf"]
+    assert gguf_parts(tmp_path / "b.gguf.bak") == [tmp_path / "b.gguf.bak"], "a suffix that is no piece"
+    assert gguf_parts(tmp_path / "b.gguf.aa") == [tmp_path / "b.gguf.aa", tmp_path / "b.gguf.ab"]
+    assert not is_gguf(tmp_path / "none.gguf")
+
+
+def test_without_the_package_the_extra_is_named(tmp_path, monkeypatch):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"GGUF")
+    monkeypatch.setattr(gguf_module, "find_spec", lambda _: None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'spear-rl\[gguf\]'"):
+        read_gguf(path)
+
+
+def test_doctor_reads_a_gguf_files_shape(tmp_path):
+    from spear_rl.app.doctor import empty_model
+
+    model = plain_model("qwen2", tied=True)
+    path = write(tmp_path / "m.gguf", "qwen2", tensors_of(model, "qwen2", head=False))
+    shape = empty_model(str(path))
+    assert [p.shape for p in shape.parameters()] == [p.shape for p in model.parameters()]
+
+
+@pytest.mark.slow
+def test_a_run_begins_with_a_gguf_file_and_its_checkpoints_are_plain_folders(tmp_path, spear):
+    path = write(tmp_path / "m.gguf", "qwen2", tensors_of(plain_model("qwen2", tied=True), "qwen2", head=False))
+    small = ["rollout.num_tasks=2", "rollout.group_size=2", "rollout.max_new_tokens=4", "eval.tasks=0"]
+    code, said = spear(
+        "train",
+        "lookup",
+        f"engine.model={path}",
+        f"run.dir={tmp_path / 'run'}",
+        "run.steps=1",
+        "sft.episodes=0",
+        *small,
+    )
+    assert code == 0, said
+    [*_, folder] = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    assert (folder / "model.safetensors").is_file()
+    model, tokenizer = model_in_folder(folder)
+    assert type(model).__name__ == "Qwen2ForCausalLM"
+    assert tokenizer.chat_template == CHAT

@@ -1,0 +1,527 @@
+"""Models of the hub, from a local server: found, downloaded once, the same as elsewhere; or one sentence why not."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from local_hub import Hub, serving
+from spear_rl.engines.models import hub as hub_module
+from spear_rl.engines.models.hub import HubId, fetched, hub_id, pin, used_commits
+from spear_rl.engines.models.load import model_by_name
+from spear_rl.engines.models.tiny import tiny_model
+from spear_rl.errors import ConfigError, DiskError, UserError
+
+IDS = torch.tensor([[5, 6, 7, 80, 9, 261]])
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A hub that this process asks, with a cache of its own and no token."""
+    from huggingface_hub import constants
+
+    with serving(Hub()) as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
+        template = "{endpoint}/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template.replace("{endpoint}", hub.address))
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub-cache"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        pin({})
+        yield hub
+        pin({})
+
+
+@pytest.fixture
+def folder(tmp_path, tokenizer) -> Path:
+    return saved(tmp_path / "folder", tokenizer, seed=3)
+
+
+def saved(folder: Path, tokenizer, seed: int, **options: object) -> Path:
+    tiny_model("tiny-xs", tokenizer, seed=seed).save_pretrained(folder, **options)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def loaded(name: object, **options: object):
+    return model_by_name(str(name), texts=list, seed=0, **options)[0]
+
+
+def logits(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(IDS).logits
+
+
+def plain(folder: Path) -> torch.Tensor:
+    """What transformers alone makes of a folder."""
+    from transformers import AutoModelForCausalLM
+
+    return logits(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
+
+
+def test_a_hub_id_gives_the_logits_of_plain_transformers_and_is_downloaded_once(hub, folder):
+    commit = hub.add("owner/name", folder)
+    assert torch.equal(logits(loaded("owner/name")), plain(folder))
+    assert used_commits() == {"owner/name": commit}
+    before = hub.downloads()
+    assert "model.safetensors" in before
+    assert torch.equal(logits(loaded("hf:owner/name")), plain(folder))
+    assert hub.downloads() == before
+
+
+def test_only_what_is_needed_is_downloaded(hub, folder):
+    (folder / "pytorch_model.bin").write_bytes(b"the same in another format")
+    (folder / "consolidated.safetensors").write_bytes(b"the same in another format")
+    (folder / "onnx").mkdir()
+    (folder / "onnx" / "model.onnx").write_bytes(b"the same in another format")
+    (folder / "modeling_own.py").write_text("raise SystemExit")
+    hub.add("owner/name", folder)
+    loaded("owner/name")
+    assert {name for name in hub.downloads() if not name.endswith((".json", ".jinja"))} == {"model.safetensors"}
+
+
+def test_shards_are_found_by_their_index(hub, tmp_path, tokenizer):
+    folder = saved(tmp_path / "shards", tokenizer, seed=4, max_shard_size="100KB")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    hub.add("owner/shards", folder)
+    assert torch.equal(logits(loaded("owner/shards")), plain(folder))
+    [*_, last] = sorted(folder.glob("*.safetensors"))
+    last.unlink()
+    hub.add("owner/broken", folder)
+    with pytest.raises(ConfigError, match=f"lacks {last.name}"):
+        loaded("owner/broken")
+
+
+def test_weights_in_torchs_format_load_safely_where_there_are_no_others(hub, tmp_path, tokenizer):
+    folder = saved(tmp_path / "bin", tokenizer, seed=4)
+    model = tiny_model("tiny-xs", tokenizer, seed=4)
+    (folder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    hub.add("owner/bin", folder)
+    assert torch.equal(logits(loaded("owner/bin")), logits(model))
+
+
+def test_a_revision_is_a_branch_a_tag_or_a_commit(hub, tmp_path, tokenizer):
+    old, new = (saved(tmp_path / f"seed{seed}", tokenizer, seed=seed) for seed in (1, 2))
+    commit = hub.add("owner/name", old, "v1.0")
+    hub.add("owner/name", new)
+    for name, options in (
+        ("owner/name", {"revision": "v1.0"}),
+        ("owner/name@v1.0", {}),
+        ("owner/name@v1.0", {"revision": "v1.0"}),
+        (f"owner/name@{commit}", {}),
+    ):
+        assert torch.equal(logits(loaded(name, **options)), plain(old))
+    assert torch.equal(logits(loaded("owner/name")), plain(new))
+    with pytest.raises(ConfigError, match="no such revision"):
+        loaded("owner/name", revision="v2.0")
+    with pytest.raises(ConfigError, match="leave one of them out"):
+        loaded("owner/name@v1.0", revision="main")
+
+
+def test_a_recorded_commit_is_used_again_after_the_branch_has_moved(hub, tmp_path, tokenizer):
+    old, new = (saved(tmp_path / f"seed{seed}", tokenizer, seed=seed) for seed in (1, 2))
+    hub.add("owner/name", old)
+    loaded("owner/name")
+    record = used_commits()
+    hub.add("owner/name", new)
+    pin(record)
+    assert torch.equal(logits(loaded("owner/name")), plain(old))
+    pin({})
+    assert torch.equal(logits(loaded("owner/name")), plain(new))
+
+
+def test_a_legacy_name_without_an_owner_is_found(hub, folder):
+    hub.add("gpt2", folder)
+    assert torch.equal(logits(loaded("gpt2")), plain(folder))
+
+
+def test_a_folder_comes_before_the_hub_unless_the_name_says_so(hub, tmp_path, folder, tokenizer, monkeypatch):
+    hub.add("owner/name", folder)
+    other = saved(tmp_path / "owner" / "name", tokenizer, seed=8)
+    monkeypatch.chdir(tmp_path)
+    assert torch.equal(logits(loaded("owner/name")), plain(other))
+    assert not hub.requests
+    assert torch.equal(logits(loaded("hf:owner/name")), plain(folder))
+    with pytest.raises(ConfigError, match=r"engine.revision=v1: .* is on this disk"):
+        loaded("owner/name", revision="v1")
+
+
+def adapter_of(base: str, place: Path, tokenizer, revision: str | None = None) -> torch.Tensor:
+    """An adapter with random weights on the model of seed 3; the logits of the two by peft itself."""
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(0)
+    config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+    model = get_peft_model(tiny_model("tiny-xs", tokenizer, seed=3), config)
+    config.base_model_name_or_path, config.revision = base, revision
+    model.save_pretrained(place, save_embedding_layers=False)
+    return logits(model)
+
+
+@pytest.mark.parametrize("where", ["folder", "hub"])
+@pytest.mark.parametrize("base", ["folder", "hub"])
+def test_an_adapter_finds_its_base_wherever_either_is(hub, folder, tmp_path, tokenizer, where, base):
+    commit = hub.add("owner/base", folder)
+    hub.add("owner/base", saved(tmp_path / "newer", tokenizer, seed=9))
+    own = tmp_path / "adapter"
+    base_name = str(folder) if base == "folder" else "owner/base"
+    expected = adapter_of(base_name, own, tokenizer, commit if base == "hub" else None)
+    hub.add("owner/adapter", own)
+    got = logits(loaded("owner/adapter" if where == "hub" else own))
+    assert torch.allclose(got, expected, atol=1e-5)
+    assert not torch.allclose(got, plain(folder), atol=1e-2)
+
+
+def test_an_adapter_without_its_base_says_so(hub, tmp_path, tokenizer):
+    adapter_of("owner/gone", tmp_path / "adapter", tokenizer)
+    with pytest.raises(ConfigError, match=r"needs its base model owner/gone: .*no model of the hub"):
+        loaded(tmp_path / "adapter")
+    adapter_of("owner/circle", tmp_path / "circle", tokenizer)
+    hub.add("owner/circle", tmp_path / "circle")
+    with pytest.raises(ConfigError, match="lies on itself"):
+        loaded("owner/circle")
+
+
+FAULTS = {
+    "gated": r"is gated: accept its terms at .*/owner/name, then log in",
+    "no_token": r"is gated: accept its terms",
+    "private": r"is no folder here and no model of the hub .*, or it is private and it needs a token",
+    "bad_token": r"the hub refuses the token \(401\): set HF_TOKEN",
+    "403": r"the hub forbids access \(403\)",
+    "404": r"no model of the hub",
+    "gated_files": r"is gated: accept its terms",
+    "damaged": r"model.safetensors of owner/name arrived damaged .* give the command again",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_the_hub_refuses_is_one_sentence(hub, folder, fault):
+    hub.add("owner/name", folder)
+    hub.faults["owner/name"] = fault
+    with pytest.raises(ConfigError, match=FAULTS[fault]) as caught:
+        loaded("owner/name")
+    assert "\n" not in str(caught.value)
+    hub.faults.clear()
+    pin({})
+    assert torch.equal(logits(loaded("owner/name")), plain(folder)), "afterwards all is well"
+
+
+def test_a_wrong_name_is_told_with_the_built_in_ones(hub):
+    with pytest.raises(ConfigError, match=r"'tinny' is no folder and no built-in model; did you mean tiny\?"):
+        loaded("tinny")
+    with pytest.raises(ConfigError, match="owner/nothing is no folder here and no model of the hub"):
+        loaded("owner/nothing")
+    for name in ("./owner/name", "/no/such/folder", "owner/name/more", "owner/../name", "a b", "owner/", "x--y"):
+        with pytest.raises(ConfigError, match="is no folder and no built-in model"):
+            loaded(name)
+    asked = {path.removeprefix("/api/models/") for _, path, _ in hub.requests if path.startswith("/api/models/")}
+    assert {path.partition("/revision")[0] for path in asked} == {"tinny", "owner/nothing"}
+
+
+def test_the_token_goes_to_the_hub(hub, folder, monkeypatch):
+    hub.add("owner/name", folder)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    loaded("owner/name")
+    assert {token for _, path, token in hub.requests if "owner/name" in path} == {"Bearer hf_secret"}
+    hub.faults["owner/other"] = "gated"
+    with pytest.raises(ConfigError, match="the token's account must be allowed") as caught:
+        loaded("owner/other")
+    assert "hf_secret" not in str(caught.value)
+
+
+def test_offline_a_cached_model_loads_and_another_does_not(hub, folder, monkeypatch):
+    from huggingface_hub import constants
+
+    hub.add("owner/name", folder)
+    loaded("owner/name")
+    asked = len(hub.requests)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    pin({})
+    assert torch.equal(logits(loaded("owner/name")), plain(folder))
+    with pytest.raises(
+        ConfigError, match=r"owner/other is no folder here, and not, or not whole, in .*: unset HF_HUB_OFFLINE"
+    ):
+        loaded("owner/other")
+    assert len(hub.requests) == asked
+
+
+def test_without_a_network_a_cached_model_loads_and_another_does_not(hub, folder, monkeypatch):
+    from huggingface_hub import constants
+
+    hub.add("owner/name", folder)
+    loaded("owner/name")
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    pin({})
+    assert torch.equal(logits(loaded("owner/name")), plain(folder))
+    with pytest.raises(ConfigError, match=r"the hub \(http://127.0.0.1:9\) cannot be reached: check the network"):
+        loaded("owner/other")
+
+
+def test_a_full_disk_is_one_sentence(hub, folder, monkeypatch):
+    from huggingface_hub import file_download
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    hub.add("owner/name", folder)
+    monkeypatch.setattr(file_download, "http_get", full)
+    with pytest.raises(DiskError, match=r"the download of owner/name cannot be written to .*: No space left on device"):
+        loaded("owner/name")
+
+
+def test_a_download_that_breaks_off_goes_on_the_next_time(hub, folder, monkeypatch):
+    import time
+
+    hub.add("owner/name", folder)
+    hub.faults["owner/name"] = "cut_off"
+    monkeypatch.setattr(time, "sleep", lambda _: None)  # between retries
+    with pytest.raises(ConfigError, match=r"owner/name: the download broke off .*: give the command again"):
+        loaded("owner/name")
+    hub.faults.clear()
+    assert torch.equal(logits(loaded("owner/name")), plain(folder))
+
+
+def test_a_repository_that_cannot_be_trained_is_refused_before_its_weights_are_downloaded(hub, tmp_path, tokenizer):
+    from transformers import BertConfig, BertModel, T5Config, T5ForConditionalGeneration
+
+    shape = {"vocab_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    for name, model in (
+        ("bert", BertModel(BertConfig(hidden_size=16, intermediate_size=16, **shape))),
+        (
+            "t5",
+            T5ForConditionalGeneration(T5Config(vocab_size=64, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)),
+        ),
+    ):
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+        hub.add(f"owner/{name}", tmp_path / name)
+    with pytest.raises(ConfigError, match="owner/bert is a BertModel, which embeds or classifies text"):
+        loaded("owner/bert")
+    with pytest.raises(ConfigError, match=r"is an encoder-decoder \(T5ForConditionalGeneration\)"):
+        loaded("owner/t5")
+    assert "model.safetensors" not in hub.downloads()
+
+
+def test_a_repository_without_tokenizer_weights_or_model_says_so(hub, tmp_path, tokenizer):
+    mute = saved(tmp_path / "mute", tokenizer, seed=0)
+    for file in mute.glob("*token*"):
+        file.unlink()
+    hub.add("owner/mute", mute)
+    with pytest.raises(ConfigError, match=r"has no tokenizer: add tokenizer.json"):
+        loaded("owner/mute")
+    empty = saved(tmp_path / "empty", tokenizer, seed=0)
+    (empty / "model.safetensors").unlink()
+    hub.add("owner/empty", empty)
+    with pytest.raises(ConfigError, match="has no weights that transformers reads"):
+        loaded("owner/empty")
+    (empty / "config.json").unlink()
+    hub.add("owner/dataset", empty)
+    with pytest.raises(ConfigError, match=r"it has no config.json"):
+        loaded("owner/dataset")
+
+
+def test_weights_that_lack_a_layer_are_not_filled_with_random_ones(tmp_path, tokenizer):
+    from safetensors.torch import load_file, save_file
+
+    folder = saved(tmp_path / "part", tokenizer, seed=0)
+    weights = load_file(folder / "model.safetensors")
+    weights.pop(next(name for name in weights if "layers.1" in name))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"no whole GPTNeoXForCausalLM: without .*layers.1"):
+        loaded(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("owner/name", HubId("owner/name")),
+        ("owner/name@refs/pr/4", HubId("owner/name", "refs/pr/4")),
+        ("owner/name/q4.gguf", HubId("owner/name", "", "q4.gguf")),
+        ("owner/name/sub/q4.GGUF@main", HubId("owner/name", "main", "sub/q4.GGUF")),
+        ("gpt2", HubId("gpt2")),
+        ("hf:gpt2", HubId("gpt2")),
+        ("model.gguf", None),
+        ("folder/model.gguf", None),
+        ("../x", None),
+        ("~/x", None),
+        ("/x/y", None),
+        ("x/y/", None),
+        ("owner/name/../q4.gguf", None),
+    ],
+)
+def test_names_of_the_hub(name, expected):
+    assert hub_id(name) == expected
+
+
+@pytest.mark.parametrize("revision", ["../../etc", "a b", "-x", "x" * 300, "\u00e9"])
+def test_a_revision_is_checked(revision):
+    with pytest.raises(ConfigError, match=r"engine.revision cannot be"):
+        hub_id("owner/name", revision)
+
+
+def test_hub_errors_of_any_kind_become_one_sentence(hub, monkeypatch):
+    import huggingface_hub
+
+    for error in (RuntimeError("line one\nline two"), ValueError(), httpx_error(), OSError("Consistency check failed")):
+
+        def fail(*_: object, error=error, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+        with pytest.raises(UserError) as caught:
+            fetched(HubId("owner/name"))
+        assert "\n" not in str(caught.value)
+
+
+def httpx_error() -> Exception:
+    from huggingface_hub import errors
+
+    return errors.HFValidationError("not an id")
+
+
+def settings(hub: Hub, tmp_path: Path) -> dict[str, str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    return env | {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "home"), "COLUMNS": "300"}
+
+
+def command(hub: Hub, tmp_path: Path, *arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "spear_rl.cli", *map(str, arguments)]
+    return subprocess.run(
+        command, env=settings(hub, tmp_path) | env, capture_output=True, text=True, timeout=600, cwd=tmp_path
+    )
+
+
+RUN = ["lookup", "engine.model=owner/name", "engine.lora_rank=2", "run.steps=2", "sft.episodes=0", "eval.tasks=0"]
+RUN += ["rollout.num_tasks=2", "rollout.group_size=2", "rollout.max_new_tokens=4", "run.checkpoint_every=1"]
+
+
+def test_a_gguf_file_of_the_hub_is_downloaded_with_its_parts_and_nothing_else(hub, tmp_path, monkeypatch):
+    from test_gguf import in_parts, plain_model, tensors_of, write
+    from test_gguf import logits as logits_of
+
+    monkeypatch.setenv("SPEAR_RL_CACHE", str(tmp_path / "cache"))
+    model, folder = plain_model("qwen2", tied=True), tmp_path / "files"
+    parts = in_parts(folder / "sub", model)
+    write(folder / "whole.gguf", "qwen2", tensors_of(model, "qwen2", head=False))
+    hub.add("owner/files-GGUF", folder)
+    for name, files in (("whole.gguf", ["whole.gguf"]), (f"sub/{parts[0].name}", [part.name for part in parts])):
+        hub.requests.clear()
+        own = model_by_name(f"owner/files-GGUF/{name}", texts=list, seed=0)[0]
+        assert torch.allclose(logits_of(own), logits_of(model), atol=1e-5)
+        assert sorted(hub.downloads()) == files
+    with pytest.raises(ConfigError, match=r"owner/files-GGUF/none.gguf is no file of owner/files-GGUF"):
+        loaded("owner/files-GGUF/none.gguf")
+    with pytest.raises(ConfigError, match=r"name one: engine.model=owner/name/file.gguf"):
+        loaded("owner/files-GGUF")
+
+
+def test_a_resume_uses_the_commit_in_the_runs_record(hub, tmp_path, tokenizer):
+    from spear_rl.app.build.training import engine_of
+    from spear_rl.app.config import load
+
+    old, new = (saved(tmp_path / f"seed{seed}", tokenizer, seed=seed) for seed in (1, 2))
+    commit = hub.add("owner/name", old)
+    hub.add("owner/name", new)
+    (tmp_path / "run.json").write_text(json.dumps({"starts": [], "trackers": {}, "models": {"owner/name": commit}}))
+    config = load(None, ["task.env=lookup", "engine.model=owner/name", f"run.dir={tmp_path}", "run.threads=1"])
+    for resume, folder in ((True, old), (False, new)):
+        config.run.resume = resume
+        engine = engine_of(config)
+        assert torch.equal(logits(engine.model), plain(folder))
+
+
+@pytest.mark.slow
+def test_a_run_of_a_hub_model_records_its_commit_and_resumes_on_the_same_weights(hub, tmp_path, tokenizer):
+    old, new = (saved(tmp_path / f"seed{seed}", tokenizer, seed=seed) for seed in (1, 2))
+    commit = hub.add("owner/name", old)
+    begun = command(hub, tmp_path, "train", *RUN, "run.dir=run")
+    assert begun.returncode == 0, begun.stdout + begun.stderr
+    assert not re.search("Fetching|downloading", begun.stderr), "no progress where there is no terminal"
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["models"] == {"owner/name": commit}
+    shown = command(hub, tmp_path, "show", "run")
+    assert f"model owner/name of the hub, commit {commit}" in shown.stdout
+    hub.add("owner/name", new)
+    [*_, last] = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    adapter = json.loads((last / "adapter_config.json").read_text())
+    assert (adapter["base_model_name_or_path"], adapter["revision"]) == ("owner/name", commit)
+    shutil.rmtree(tmp_path / "home")
+    resumed = command(hub, tmp_path, "train", "run.dir=run", "run.resume=true", "run.steps=3")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    weights = list((tmp_path / "home").rglob("model.safetensors"))
+    assert [path.parent.name for path in weights] == [commit]
+    changed = command(hub, tmp_path, "train", "run.dir=run", "run.resume=true", "run.steps=4", "engine.revision=main")
+    assert changed.returncode == 2
+    assert "engine.revision=main: the run began with" in changed.stderr + changed.stdout
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_the_progress_of_a_download(hub, folder, tmp_path):
+    import pty
+
+    (folder / "tokenizer.model").write_bytes(bytes(3_000_000))
+    hub.add("owner/name", folder)
+    front, back = pty.openpty()
+    small = ["--env", "lookup", "--tasks", "1", "--set", "rollout.max_new_tokens=2"]
+    command = [sys.executable, "-m", "spear_rl.cli", "eval", "owner/name", *small]
+    process = subprocess.Popen(command, env=settings(hub, tmp_path), stdout=back, stderr=back, cwd=tmp_path)
+    os.close(back)
+    said = b""
+    with open(front, "rb", buffering=0) as terminal, suppress(OSError):  # which ends a terminal's output
+        while block := terminal.read(4096):
+            said += block
+    assert process.wait() == 0, said.decode(errors="replace")
+    assert re.search(rb"downloading owner/name: \d+ of \d+ MB", said)
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_during_the_download_is_one_sentence(hub, folder, tmp_path):
+    hub.add("owner/name", folder)
+    size = (folder / "model.safetensors").stat().st_size
+    limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size // 2}, {size // 2})); "
+    code = f"{limited}import sys; sys.argv = ['spear', 'eval', 'owner/name', '--env', 'lookup']; "
+    code += "from spear_rl.cli import main; main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=settings(hub, tmp_path), capture_output=True, text=True, cwd=tmp_path
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert "the download of owner/name cannot be written to" in ended.stderr + ended.stdout
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.slow
+def test_commands_refuse_in_one_sentence_with_exit_code_2(hub, tmp_path):
+    hub.faults["owner/name"] = "gated"
+    for arguments, env, expected in (
+        (("doctor", "engine.model=owner/name"), {}, "is gated"),
+        (("eval", "owner/none", "--env", "lookup"), {}, "no model of the hub"),
+        (("train", "lookup", "engine.model=owner/none", "run.dir=x"), {"HF_HUB_OFFLINE": "1"}, "unset HF_HUB_OFFLINE"),
+        (("train", "lookup", "engine.model=owner/none", "run.dir=x"), {"HF_ENDPOINT": "http://127.0.0.1:9"}, "reached"),
+    ):
+        ended = command(hub, tmp_path, *arguments, **env)
+        said = ended.stdout + ended.stderr
+        assert ended.returncode == 2, said
+        assert expected in said
+        assert "Traceback" not in said
+        assert not (tmp_path / "x" / "config.toml").exists()
+
+
+def test_the_commits_of_a_damaged_record_are_ignored(tmp_path):
+    from spear_rl.io.record import read_record
+
+    (tmp_path / "run.json").write_text(
+        '{"starts": [], "trackers": {}, "models": {"a/b": "../../x", "c/d": "%s"}}' % ("0" * 40)
+    )
+    assert read_record(tmp_path)["models"] == {"c/d": "0" * 40}
+    assert hub_module._commits is not read_record(tmp_path)
