@@ -681,7 +681,6 @@ def test_a_draw_tells_what_it_did():
         "replay/age": 3.0,
         "replay/advantage": 2.0,
         "replay/reward": 2.0,
-        "replay/surprisal": 1.0,
         "replay/group_success": 0.0,
     }
 

@@ -126,6 +126,7 @@ class SelfImitation:
         metrics |= buffer.drawn_metrics(drawn, today, step)
         if self.priority:
             metrics["replay/task_success"] = fmean(self.outcomes.success_rates(s.item for s in drawn))
+            metrics["replay/surprisal"] = fmean(s.item.surprisal for s in drawn)
         return Replay(
             trajectories=[s.item.trajectory for s in drawn],
             turn_advantages=[[a + part for part in s.item.step_parts] for a, s in zip(today, drawn, strict=True)],
@@ -185,7 +186,7 @@ class SelfImitation:
         remembered = [
             Remembered(
                 *(t, list(a), list(why), list(part), group.info.get("family", ""), group.task_id, number, *stats),
-                surprisal=buffer.surprisal(t, why),
+                surprisal=buffer.surprisal(t, why) if self.priority else 0.0,
             )
             for number, ((t, group, stats), a, why, part) in enumerate(
                 zip(played, deciding, reasons, parts, strict=True)

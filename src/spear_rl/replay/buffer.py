@@ -29,7 +29,7 @@ METRICS = {
     "replay/reward": "Mean reward of the drawn episodes, by the task alone.",
     "replay/task_success": "Mean success rate today of the drawn episodes' tasks, else families (with a priority).",
     "replay/group_success": "Mean success rate of the drawn episodes' groups when they were played.",
-    "replay/surprisal": "Mean negative log-probability of the drawn episodes' tokens when they were played.",
+    "replay/surprisal": "Mean negative log-probability of the drawn episodes' tokens when played, with a priority.",
     "replay/priority": "Kish's effective share of the eligible episodes under the draw's weights; 1 is uniform.",
     "replay/held_back": "Share of replayed rows that algorithm.imitation.max_second_moment keeps from training.",
     "replay/never_drawn": "Eligible episodes that algorithm.imitation.priority gives a weight of 0.",
@@ -162,7 +162,7 @@ class Remembered:
     group_success: float | None = None
     """Share of its group that solved the task."""
     surprisal: float = 0.0
-    """Mean negative log-probability of its trained tokens under the policy that sampled them."""
+    """Mean negative log-probability of its trained tokens under the policy that sampled them; 0 without a priority."""
 
     @property
     def advantage(self) -> float:
@@ -313,7 +313,6 @@ def drawn_metrics(drawn: Sequence[Stored[Remembered]], today: Sequence[float], s
         "replay/age": mean(step - s.step for s in drawn),
         "replay/advantage": mean(today),
         "replay/reward": mean(s.reward for s in drawn),
-        "replay/surprisal": mean(s.item.surprisal for s in drawn),
     } | ({"replay/group_success": mean(then)} if then else {})
 
 

@@ -108,15 +108,10 @@ class _Episode:
         cut_off = Stop.OVERLONG if turns and turns[-1].completion.truncated else Stop.MAX_TURNS
         success = math.fsum(turn.reward for turn in self.turns) > 0 if self.success is None else self.success
         answer = self.observations[-1].text if turns else ""
-        num_given = min(self.start.num_given, len(turns)) if self.start else 0
+        given = min(self.start.num_given, len(turns)) if self.start else 0
         return Trajectory(
-            turns,
-            self.stop or cut_off,
-            success=success,
-            metrics=self.metrics,
-            last_observation=answer,
-            num_given=num_given,
-        )
+            turns, self.stop or cut_off, success=success, metrics=self.metrics, last_observation=answer, num_given=given
+        )  # fmt: skip
 
     @property
     def given(self) -> Completion | None:
@@ -251,7 +246,7 @@ def collect_groups(
                     runner.open(key, episode.task)
                 elif not episode.goes_on(renderer, layout, max_turns=max_turns, max_context=max_context):
                     runner.close(key)
-                elif given := episode.given:
+                elif episode.start and (given := episode.given):
                     runner.step(key, episode.add_completion(given, renderer))
                 else:
                     stream.add(key, episode.request)
@@ -271,7 +266,7 @@ def collect_groups(
             task.id,
             [episode.trajectory for episode in group if episode.stop is not Stop.FAILED],
             step=step,
-            info={"family": task.family} | strayed(group),
+            info={"family": task.family} | (strayed(group) if starts else {}),
             num_failed=sum(episode.stop is Stop.FAILED for episode in group),
         )
         for task, group in zip(tasks, groups, strict=True)

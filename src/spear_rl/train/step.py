@@ -84,7 +84,7 @@ def train_step(
     with timed("time/rollout", metrics):
         groups = algorithm.shaped(collect(step), step)
 
-    compared = joined(groups, algorithm, step, metrics)
+    compared = joined(groups, algorithm, step, metrics) if getattr(algorithm.imitation, "join_lost", False) else groups
     dropped = algorithm.dropped(compared)
     rows_of = partial(collate, pad_id=engine.pad_id)
     critic = judged(algorithm, engine, groups, dropped, rows_of) if algorithm.critic else None
@@ -123,14 +123,13 @@ def train_step(
 
 
 def joined(groups: Sequence[Group], algorithm: Algorithm, step: int, metrics: Metrics) -> Sequence[Group]:
-    """The groups to compare: with `SelfImitation.join_lost`, those that lost end with the newest stored win, if any.
+    """The groups to compare under `SelfImitation.join_lost`: those that lost end with the newest stored win, if any.
 
     A flat group teaches nothing. The win gives it a positive and the losses negative advantages; it trains with the
     log-probabilities that it was sampled with, so that the clipped ratio bounds it.
     """
     imitation, num_joined = algorithm.imitation, 0
-    if imitation is None or not imitation.join_lost:
-        return groups
+    assert imitation
     wins, out = dict[str, Stored[Remembered]](), list[Group]()
     for stored in sorted(imitation.buffer.items, key=lambda stored: (stored.step, stored.reward)):
         if stored.item.trajectory.success and 0 < step - stored.step <= imitation.buffer.max_age:
