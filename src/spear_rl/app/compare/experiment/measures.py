@@ -28,6 +28,22 @@ def eval_best(run: RunRecord) -> float | None:
     return max(evaluations(run).values(), default=None)
 
 
+def also(run: RunRecord) -> dict[int, float]:
+    """Steps learned -> success on the first split of eval.also, the evaluation before RL left out."""
+    split = next((name for row in run.evals.values() for name in row.get("also", {})), "")
+    return {step: row["also"][split]["success"] for step, row in run.evals.items() if step and split in row.get("also", {})}
+
+
+def also_mean(run: RunRecord) -> float | None:
+    values = also(run).values()
+    return fmean(values) if values else None
+
+
+def also_final(run: RunRecord) -> float | None:
+    found = also(run)
+    return found[max(found)] if found else None
+
+
 def rollout_last(run: RunRecord) -> float | None:
     return _last(run, "rollout/success")
 
@@ -36,12 +52,16 @@ MEASURES: dict[str, Measure] = {
     "eval_mean": eval_mean,
     "eval_final": eval_final,
     "eval_best": eval_best,
+    "also_mean": also_mean,
+    "also_final": also_final,
     "rollout_last": rollout_last,
 }
 MEANINGS = {
     "eval_mean": "mean success of the evaluations over training, the one before RL left out",
     "eval_final": "success of the evaluation after the last step",
     "eval_best": "highest success of the evaluations over training",
+    "also_mean": "as eval_mean, on the first split of eval.also",
+    "also_final": "as eval_final, on the first split of eval.also",
     "rollout_last": f"success of training episodes, mean of the last {WINDOW} steps",
 }
 """What a plan may declare as its primary or a secondary measure, each a share of episodes."""
