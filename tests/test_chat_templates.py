@@ -275,3 +275,14 @@ def test_fixtures_show_tools_and_defaults_as_published(family):
     assert '"look"' in rendered(tokenizer, messages, tools=[tool])
     assert "# Tools" not in rendered(tokenizer, messages)
     assert ("default assistant" in rendered(tokenizer, messages)) is (family == "qwen2_5")
+
+
+@pytest.mark.parametrize("thinking", [None, False])
+def test_the_setting_reaches_the_renderer_of_a_run(thinking):
+    from spear_rl.app.build.rollout import Player
+    from spear_rl.app.config import load
+
+    overrides = ["task.env=lookup"] + ([] if thinking is None else ["rollout.thinking=false"])
+    with Player(load(None, overrides), tokenizer_of("qwen3")) as player:
+        prompt = player.renderer.prompt([{"role": "user", "content": "?"}])
+    assert tokenizer_of("qwen3").decode(prompt).endswith("</think>\n\n") is (thinking is False)
