@@ -286,3 +286,21 @@ def test_the_setting_reaches_the_renderer_of_a_run(thinking):
     with Player(load(None, overrides), tokenizer_of("qwen3")) as player:
         prompt = player.renderer.prompt([{"role": "user", "content": "?"}])
     assert tokenizer_of("qwen3").decode(prompt).endswith("</think>\n\n") is (thinking is False)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('one question alone') if messages | length > 1 else messages[0]['content'] }}",
+        "{% for m in messages %}{% if m['role'] == 'user' %}{{ '<|im_start|>' + m['content'] }}{% endif %}{% endfor %}",
+        "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}",
+    ],
+)
+def test_a_template_that_does_not_say_how_an_answer_ends_leaves_it_to_the_tokenizer(template):
+    import copy
+
+    tokenizer = copy.deepcopy(tokenizer_of("qwen3"))
+    tokenizer.chat_template = template
+    renderer = ChatRenderer(tokenizer)
+    assert renderer.answer("look")[-1] == tokenizer.eos_token_id
+    assert renderer.prompt([{"role": "user", "content": "?"}])
