@@ -28,7 +28,7 @@ class Hub:
         files = {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
         commit = hashlib.sha1(repr(sorted((n, hashlib.sha256(b).hexdigest()) for n, b in files.items())).encode())
         revisions = self.repos.setdefault(repo, {})
-        revisions[revision] = revisions[commit.hexdigest()] = files
+        revisions[revision] = revisions.setdefault(commit.hexdigest(), files)
         return commit.hexdigest()
 
     def commit(self, repo: str, revision: str) -> str:

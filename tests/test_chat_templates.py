@@ -275,3 +275,32 @@ def test_fixtures_show_tools_and_defaults_as_published(family):
     assert '"look"' in rendered(tokenizer, messages, tools=[tool])
     assert "# Tools" not in rendered(tokenizer, messages)
     assert ("default assistant" in rendered(tokenizer, messages)) is (family == "qwen2_5")
+
+
+@pytest.mark.parametrize("thinking", [None, False])
+def test_the_setting_reaches_the_renderer_of_a_run(thinking):
+    from spear_rl.app.build.rollout import Player
+    from spear_rl.app.config import load
+
+    overrides = ["task.env=lookup"] + ([] if thinking is None else ["rollout.thinking=false"])
+    with Player(load(None, overrides), tokenizer_of("qwen3")) as player:
+        prompt = player.renderer.prompt([{"role": "user", "content": "?"}])
+    assert tokenizer_of("qwen3").decode(prompt).endswith("</think>\n\n") is (thinking is False)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('one question alone') if messages | length > 1 else messages[0]['content'] }}",
+        "{% for m in messages %}{% if m['role'] == 'user' %}{{ '<|im_start|>' + m['content'] }}{% endif %}{% endfor %}",
+        "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}",
+    ],
+)
+def test_a_template_that_does_not_say_how_an_answer_ends_leaves_it_to_the_tokenizer(template):
+    import copy
+
+    tokenizer = copy.deepcopy(tokenizer_of("qwen3"))
+    tokenizer.chat_template = template
+    renderer = ChatRenderer(tokenizer)
+    assert renderer.answer("look")[-1] == tokenizer.eos_token_id
+    assert renderer.prompt([{"role": "user", "content": "?"}])

@@ -525,3 +525,43 @@ def test_the_commits_of_a_damaged_record_are_ignored(tmp_path):
     )
     assert read_record(tmp_path)["models"] == {"c/d": "0" * 40}
     assert hub_module._commits is not read_record(tmp_path)
+
+
+def test_an_adapters_own_chat_template_is_used(hub, folder, tmp_path, tokenizer):
+    import copy
+
+    hub.add("owner/base", folder)
+    own = copy.deepcopy(tokenizer)
+    own.chat_template = "{% for m in messages %}{{ m['content'] + '<|end|>' }}{% endfor %}"
+    adapter_of("owner/base", tmp_path / "adapter", tokenizer)
+    assert model_by_name(str(tmp_path / "adapter"), texts=list, seed=0)[1].chat_template == tokenizer.chat_template
+    own.save_pretrained(tmp_path / "adapter")
+    assert model_by_name(str(tmp_path / "adapter"), texts=list, seed=0)[1].chat_template == own.chat_template
+
+
+def test_verl_is_given_the_folder_of_a_revision_and_the_id_of_any_other_model(hub, folder, tmp_path):
+    from spear_rl.app.config import load
+    from spear_rl.integrations.verl.launch import verl_settings
+
+    commit = hub.add("owner/name", folder, "v1.0")
+    hub.add("owner/name", folder)
+    paths = []
+    for overrides in (["engine.model=owner/name"], ["engine.model=owner/name", "engine.revision=v1.0"]):
+        config = load("paper-alfworld", [*overrides, "sft.episodes=0"])
+        keys = verl_settings(config, tmp_path, {"trainer.n_gpus_per_node": 1, "trainer.nnodes": 1})
+        paths.append(keys["actor_rollout_ref.model.path"])
+    assert paths[0] == "owner/name"
+    assert Path(paths[1]).name == commit
+    assert torch.equal(logits(loaded(paths[1])), plain(folder))
+    with pytest.raises(ConfigError, match="verl wants a transformers folder"):
+        verl_settings(load("paper-alfworld", ["engine.model=a/b/c.gguf", "sft.episodes=0"]), tmp_path, {})
+
+
+@pytest.mark.parametrize("model", ["tiny-xs", "smollm2", "outside_package.model:make"])
+def test_a_revision_of_what_is_not_on_the_hub_is_refused(model):
+    from spear_rl.app.build.training import engine_of
+    from spear_rl.app.config import load
+
+    config = load(None, ["task.env=lookup", f"engine.model={model}", "engine.revision=v1", "run.threads=1"])
+    with pytest.raises(ConfigError, match=r"engine.revision=v1: .*leave it out"):
+        engine_of(config)

@@ -167,7 +167,7 @@ def model_in_folder(folder: Path, *, trust_remote_code: bool = False) -> tuple[A
         if "tokenizer" in first.lower() and "trust_remote_code" not in str(error):
             raise ConfigError(f"engine.model: {folder} has no tokenizer that transformers can read") from error
         raise loading_error(folder, error, "does not load as a transformers model") from error
-    if missing := sorted(info["missing_keys"]):
+    if (missing := sorted(info["missing_keys"])) and not trust_remote_code:
         names = f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
         raise ConfigError(f"engine.model: the weights in {folder} are no whole {type(model).__name__}: without {names}")
     return model, words

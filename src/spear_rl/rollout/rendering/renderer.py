@@ -6,6 +6,7 @@ Sampled tokens never change: a growing conversation is extended, never rendered 
 import re
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property, lru_cache, partial
 from typing import Any, Literal, Protocol
 
@@ -212,7 +213,13 @@ class ChatRenderer:
     @cached_property
     def end_id(self) -> int:
         """The token that ends an answer: the template's, or else the tokenizer's."""
-        ids = self._after_answer("?", ())
+        said = [
+            {"role": role, "content": text} for role, text in (("user", "?"), ("assistant", _ANSWER), ("user", "?"))
+        ]
+        ids: list[int] = []
+        with suppress(ConfigError):  # a template for one question alone
+            before, _, after = self._text(said).rpartition(_ANSWER)
+            ids = self._encode(after.lstrip(" ")) if before else []
         is_added = bool(ids) and ids[0] in getattr(self._tokenizer, "added_tokens_decoder", {})
         return ids[0] if is_added else int(self._tokenizer.eos_token_id)
 
@@ -223,8 +230,8 @@ class ChatRenderer:
             last["images"] = images
         text = self._text([{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}, last])
         after = text.rpartition(_ANSWER)[2]
-        end = self._tokenizer.eos_token
-        return self._ids(after.lstrip(" ") if after.lstrip(" ").startswith(end) else after, images)
+        is_blank = after.lstrip(" ").startswith(str(self._tokenizer.eos_token))  # before the end token: not sampled
+        return self._ids(after.lstrip(" ") if is_blank else after, images)
 
     def _text(self, messages: Sequence[Message]) -> str:
         try:
