@@ -194,7 +194,7 @@ def _demonstrator(
     game: Game, seed: int, expert: str, tries: int, max_turns: int
 ) -> Callable[[int], list[str]] | None:
     if expert == "random":
-        return partial(best_random_play, partial(GymnasiumEnv, game, seed), tries, max_turns)
+        return partial(best_random_play, partial(GymnasiumEnv, game, seed), tries, max_turns, ())
     return None if expert == "none" else partial(_users_play, game, seed, expert)
 
 

@@ -1,7 +1,8 @@
 """What the adapters share: optional packages, panels of seeds, answers in free text, demonstrations by random play."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from itertools import islice
 from typing import Any
@@ -67,30 +68,49 @@ def user_function(name: str, option: str) -> Callable[..., Any]:
         raise OptionError(f"{option}: {error}") from error
 
 
-def best_random_play(make_env: Callable[[], Environment], tries: int, max_turns: int, seed: int) -> list[str]:
-    """The actions of the best of `tries` random episodes: solved before unsolved, then by reward, then the shortest.
+def best_random_play(
+    make_env: Callable[[], Environment], tries: int, max_turns: int, actions: Sequence[str], seed: int
+) -> list[str]:
+    """The moves of the best of `tries` random episodes: solved before unsolved, then by reward, then the shortest.
 
-    An environment without choices gives none.
+    Args:
+        actions: to draw from; if empty, the environment's choices are.
     """
     env, dice = make_env(), Dice("random play", seed)
-    best: tuple[tuple[float, float, int], list[str]] | None = None
     try:
-        for _ in range(tries):
-            seen, actions, total, solved = env.reset(), list[str](), 0.0, False
-            while seen.choices and len(actions) < max_turns:
-                actions.append(dice.choice(seen.choices))
-                result = env.step(actions[-1])
-                seen, total = result.observation, total + result.reward
-                solved = total > 0 if result.success is None else result.success
-                if result.done:
-                    break
-            rank = (float(solved), total, -len(actions))
-            best = max(best or (rank, actions), (rank, actions), key=lambda entry: entry[0])
+        played = [_random_episode(env, dice, actions, max_turns) for _ in range(tries)]
     finally:
         env.close()
-    return best[1] if best else []
+    return max(played, key=lambda entry: entry[:3])[3]
+
+
+def _random_episode(
+    env: Environment, dice: Dice, actions: Sequence[str], max_turns: int
+) -> tuple[bool, float, int, list[str]]:
+    """(solved, reward, minus the number of moves, the moves) of one episode; refused moves are taken back."""
+    seen, taken, refused = env.reset(), list[str](), set[str]()
+    total, is_solved = 0.0, False
+    while len(taken) < max_turns:
+        left = [action for action in actions or seen.choices if action not in refused]
+        if not left:
+            break
+        action = dice.choice(left)
+        result = env.step(action)
+        if result.invalid:
+            refused.add(action)
+            seen = env.reset()
+            for earlier in taken:
+                seen = env.step(earlier).observation
+            continue
+        taken.append(action)
+        refused.clear()
+        seen, total = result.observation, total + result.reward
+        is_solved = total > 0 if result.success is None else result.success
+        if result.done:
+            break
+    return is_solved, total, -len(taken), taken
 
 
 def one_line(error: BaseException) -> str:
     """What a package says about a mistake, on one line."""
-    return clipped(in_words(error), 300)
+    return clipped(re.sub(r"\*{3,}|-{3,}|={3,}", "", in_words(error)), 300)
