@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from spear_rl.envs import alfworld, household, lookup, sokoban, tool_math, webshop
+from spear_rl.envs import alfworld, household, lookup, search, sokoban, tool_math, tools, webshop
 from spear_rl.envs.adapters import ADAPTERS
 from spear_rl.errors import ConfigError
 from spear_rl.rollout.env import TasksFn
@@ -13,8 +13,10 @@ ENVIRONMENTS: dict[str, TasksFn] = {
     "alfworld": alfworld.tasks,
     "household": household.tasks,
     "lookup": lookup.tasks,
+    "search": search.tasks,
     "sokoban": sokoban.tasks,
     "tool_math": tool_math.tasks,
+    "tools": tools.tasks,
     "webshop": webshop.tasks,
 }
 """The one place to add an environment."""

@@ -18,6 +18,8 @@ from spear_rl.settings.ranges import Length, OneOf, Range, has_checked_options, 
 MAX_OPPONENT_TURNS = 1000
 """Turns in a row without the policy's; more end the episode with an error."""
 
+REWARDS = {"game": "the game's own, also for progress", "win": "1 for a game that is won, else 0"}
+
 
 @dataclass(frozen=True, slots=True)
 class Game:
@@ -30,6 +32,7 @@ class Game:
     opponent: str = ""
     actions: tuple[str, ...] = ()
     success: float = 1.0
+    reward: str = "game"
 
     def make(self) -> tuple[Any, bool]:
         """The game without TextArena's wrappers, and whether they put actions into brackets."""
@@ -60,6 +63,7 @@ def tasks(
     player: Annotated[int, Range(0, 99)] = 0,
     opponent: Annotated[str, Length(0, 256, "characters")] = "",
     success: Annotated[float, Range(-1e6, 1e6)] = 1.0,
+    reward: Annotated[str, OneOf(REWARDS, "reward", REWARDS)] = "game",
     expert: Annotated[str, Length(1, 256, "characters")] = "random",
     tries: Annotated[int, Range(1, 10_000, unit="episodes")] = 20,
     random_turns: Annotated[int, Range(1, 10_000, unit="turns")] = 100,
@@ -71,11 +75,12 @@ def tasks(
     Args:
         actions: the moves that random play draws from; those that the game refuses are taken back.
         opponent: plays the other players: your module:function from what it has seen, a text, to its move.
-        success: the reward from which a game counts as won.
+        success: the game's reward from which it counts as won.
+        reward: game, its own, which may pay progress; or win, 1 for a game that is won.
         expert: random (the best of `tries` random games of at most `random_turns`; needs `actions`), none, or your
             module:function from the game after its reset and a seed to a list of moves.
     """
-    game = Game(id, make, num_players, player, opponent, tuple(actions), success)
+    game = Game(id, make, num_players, player, opponent, tuple(actions), success, reward)
     _require_playable(game)
     if expert not in EXPERTS:
         user_function(expert, "expert")
@@ -165,12 +170,15 @@ class TextArenaEnv:
             self._is_over = True
             text = "\n".join(filter(None, (text, str(own.get("reason") or "")))) or "The game is over."
             is_refused = bool(own.get("invalid_move"))
+        is_won = done and not is_refused and reward >= self._game.success
+        if self._game.reward == "win":
+            reward = float(is_won)
         return StepResult(
             self._observation(text),
             reward=min(reward, 0.0) if is_refused else reward,  # a move against the rules is never paid
             done=done,
             invalid=INADMISSIBLE if is_refused else "",
-            success=done and not is_refused and reward >= self._game.success,
+            success=is_won,
             action=said.command,
         )
 
