@@ -6,6 +6,7 @@ A known prefix wins over a module of a user's with that name. Each adapter is a 
 
 ADAPTERS = {
     "gymnasium": "spear_rl.envs.adapters.gymnasium:tasks",
+    "openenv": "spear_rl.envs.adapters.openenv:tasks",
     "textarena": "spear_rl.envs.adapters.textarena:tasks",
 }
 """Prefix -> the tasks function, which is given what follows the colon as `id`. The one place to add an adapter."""
