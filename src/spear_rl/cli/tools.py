@@ -2,7 +2,6 @@
 
 import contextlib
 import inspect
-from functools import partial
 from typing import Annotated
 
 import typer
@@ -22,7 +21,6 @@ from spear_rl.cli.shared import (
 )
 from spear_rl.errors import ConfigError
 from spear_rl.io.escaping import indented
-from spear_rl.rollout.env import TasksFn
 from spear_rl.settings.names import ALGORITHM_NAMES
 from spear_rl.train.trackers import TRACKERS
 

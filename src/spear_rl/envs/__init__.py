@@ -23,7 +23,7 @@ ENVIRONMENTS: dict[str, TasksFn] = {
 
 
 def tasks_fn(name: str, *, python: str = "") -> TasksFn:
-    """The tasks function that `name` stands for: ours, `prefix:ID` of an adapter, or a user's `package.module:function`.
+    """The tasks function of a name: ours, `prefix:ID` of an adapter, or a user's `package.module:function`.
 
     A prefix of `ADAPTERS` wins over a module of that name. With `python` it runs in that virtual environment.
     """

@@ -9,7 +9,16 @@ from functools import lru_cache, partial
 from typing import Annotated, Any
 
 from spear_rl.envs.adapters.shared import (
-    ANSWER_FORMAT, EXPERTS, SPLITS, answered, best_random_play, one_line, package, seeds, state_key, user_function,
+    ANSWER_FORMAT,
+    EXPERTS,
+    SPLITS,
+    answered,
+    best_random_play,
+    one_line,
+    package,
+    seeds,
+    state_key,
+    user_function,
 )  # fmt: skip
 from spear_rl.envs.adapters.spaces import action_fault, action_of, choices, observation_fault, observed, plain_picture
 from spear_rl.errors import ConfigError, MissingExtraError, OptionError
@@ -33,7 +42,9 @@ class Known:
 _MOVES = ("left", "down", "right", "up")
 KNOWN = {
     "FrozenLake": Known(_MOVES, explained="Walk from S to G over the ice F, not into a hole H. [ ] is where you are."),
-    "FrozenLake8x8": Known(_MOVES, explained="Walk from S to G over the ice F, not into a hole H. [ ] is where you are."),
+    "FrozenLake8x8": Known(
+        _MOVES, explained="Walk from S to G over the ice F, not into a hole H. [ ] is where you are."
+    ),
     "CliffWalking": Known(("up", "right", "down", "left"), "terminated", "Walk from x to T around the cliff C."),
     "Taxi": Known(
         ("south", "north", "east", "west", "pickup", "dropoff"),
@@ -90,8 +101,8 @@ def tasks(
         success: when an episode counts as solved: its last reward is positive (reward), it ends by itself
             (terminated), its rewards add up to a number (return>=200), or its info says so (info.NAME).
         seeded: a function of yours, module:function, from a task's seed to further keywords of `gymnasium.make`.
-        expert: random (the best of `tries` random episodes of at most `random_turns`), none, or your module:function from
-            the environment after its reset and a seed to a list of actions.
+        expert: random (the best of `tries` random episodes of at most `random_turns`), none, or your module:function
+            from the environment after its reset and a seed to a list of actions.
         instructions: instead of ours.
     """
     game, space = _described(id, make, seeded, observation, tuple(actions), success)
@@ -106,7 +117,9 @@ def tasks(
             family=id,
             instructions=told,
             answer_format=ANSWER_FORMAT,
-            demonstrate=_demonstrator(game, seed, expert, tries, random_turns) if said or expert not in EXPERTS else None,
+            demonstrate=_demonstrator(game, seed, expert, tries, random_turns)
+            if said or expert not in EXPERTS
+            else None,
         )
         for name, seed in seeds(split, max_tasks)
     )
@@ -156,7 +169,9 @@ def _first_picture(game: Game) -> None:
     try:
         env.reset()
     except package("gymnasium", extra="gymnasium").error.DependencyNotInstalled as error:
-        raise MissingExtraError(f"task.options.observation: {game.id} needs more packages: {one_line(error)}") from error
+        raise MissingExtraError(
+            f"task.options.observation: {game.id} needs more packages: {one_line(error)}"
+        ) from error
     finally:
         env.close()
 
@@ -164,7 +179,9 @@ def _first_picture(game: Game) -> None:
 def _instructions(id: str, said: Sequence[str], space: Any) -> str:
     known = KNOWN.get(id.rpartition("/")[2].rpartition("-")[0], Known())
     kind = type(space).__name__
-    how = f"one of: {', '.join(said)}" if said else "your text" if kind == "Text" else f"numbers of {space}, with spaces"
+    how = (
+        f"one of: {', '.join(said)}" if said else "your text" if kind == "Text" else f"numbers of {space}, with spaces"
+    )
     return f"You play {id}. {known.explained}{' ' * bool(known.explained)}Answer within <action></action> with {how}."
 
 
@@ -190,9 +207,7 @@ def _nearest(gymnasium: Any, id: str) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _demonstrator(
-    game: Game, seed: int, expert: str, tries: int, max_turns: int
-) -> Callable[[int], list[str]] | None:
+def _demonstrator(game: Game, seed: int, expert: str, tries: int, max_turns: int) -> Callable[[int], list[str]] | None:
     if expert == "random":
         return partial(best_random_play, partial(GymnasiumEnv, game, seed), tries, max_turns, ())
     return None if expert == "none" else partial(_users_play, game, seed, expert)
@@ -268,10 +283,7 @@ class GymnasiumEnv:
             images = (png(self._env.render()),)
             key = key or images[0].hex()
             text = text or "The picture shows the game."
-        if type(space).__name__ == "Text":
-            key = ""  # a text need not tell states apart
-        else:
-            key = state_key(key)
+        key = "" if type(space).__name__ == "Text" else state_key(key)  # a text need not tell states apart
         return Observation(text, state_key=key, choices=choices(self._env.action_space, game.actions), images=images)
 
 

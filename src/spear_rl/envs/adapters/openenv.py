@@ -20,7 +20,16 @@ from importlib.util import find_spec
 from typing import Annotated, Any
 
 from spear_rl.envs.adapters.shared import (
-    ANSWER_FORMAT, EXPERTS, SPLITS, answered, best_random_play, one_line, package, seeds, state_key, user_function,
+    ANSWER_FORMAT,
+    EXPERTS,
+    SPLITS,
+    answered,
+    best_random_play,
+    one_line,
+    package,
+    seeds,
+    state_key,
+    user_function,
 )  # fmt: skip
 from spear_rl.errors import ConfigError, OptionError
 from spear_rl.rollout.env import INADMISSIBLE, Observation, StepResult, Task
@@ -238,7 +247,9 @@ class OpenEnvEnv:
 
     def _observation(self, seen: Any) -> Observation:
         fields = seen if isinstance(seen, Mapping) else {"observation": seen}
-        shown = {name: value for name, value in fields.items() if name not in _HIDDEN and value not in (None, "", [], {})}
+        shown = {
+            name: value for name, value in fields.items() if name not in _HIDDEN and value not in (None, "", [], {})
+        }
         if self._server.observation_field:
             shown = {"": fields.get(self._server.observation_field, "")}
         texts = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in shown.values()]

@@ -1,4 +1,4 @@
-"""Gymnasium's spaces in words: observations as text, actions from text. Told apart by class name, without the package."""
+"""Gymnasium's spaces in words: observations as text, actions from text. Known by class name, without the package."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ MAX_CHOICES = 1000
 _NUMBER = re.compile(r"-?\d+")
 _COLOURED = re.compile(r"\x1b\[([\d;]*)m(.*?)\x1b\[0m", re.DOTALL)
 _ESCAPE = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
-_BRACKETS = {"34": "()", "35": "{}", "42": "<>"}
+_BRACKETS = {"34": ("(", ")"), "35": ("{", "}"), "42": ("<", ">")}
 """Colour code -> the brackets that stand for it in text; every other colour is shown as []."""
 
 Words = Callable[[Any], str]
@@ -48,7 +48,9 @@ def action_fault(space: Any) -> str:
     """Why actions of a space cannot be said; empty if they can."""
     kind = type(space).__name__
     if kind == "Discrete":
-        return "" if space.n <= MAX_CHOICES else f"Discrete with {space.n:,} actions, of which {MAX_CHOICES} can be listed"
+        return (
+            "" if space.n <= MAX_CHOICES else f"Discrete with {space.n:,} actions, of which {MAX_CHOICES} can be listed"
+        )
     if kind in ("MultiDiscrete", "MultiBinary"):
         return "" if _size(space) <= MAX_NUMBERS else f"{kind} of {_size(space):,} numbers"
     return "" if kind == "Text" else f"{kind}, which has no words"
@@ -83,7 +85,7 @@ def plain_picture(text: str) -> str:
 
     def bracketed(found: re.Match[str]) -> str:
         codes = found[1].split(";")
-        left, right = next((_BRACKETS[code] for code in codes if code in _BRACKETS), "[]")
+        left, right = next((_BRACKETS[code] for code in codes if code in _BRACKETS), ("[", "]"))
         return f"{left}{found[2]}{right}"
 
     return _ESCAPE.sub("", _COLOURED.sub(bracketed, text)).strip("\n")

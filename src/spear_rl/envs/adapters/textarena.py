@@ -9,7 +9,16 @@ from functools import partial
 from typing import Annotated, Any
 
 from spear_rl.envs.adapters.shared import (
-    ANSWER_FORMAT, EXPERTS, SPLITS, answered, best_random_play, one_line, package, seeds, state_key, user_function,
+    ANSWER_FORMAT,
+    EXPERTS,
+    SPLITS,
+    answered,
+    best_random_play,
+    one_line,
+    package,
+    seeds,
+    state_key,
+    user_function,
 )  # fmt: skip
 from spear_rl.errors import ConfigError, MissingExtraError, OptionError, UserError
 from spear_rl.rollout.env import INADMISSIBLE, Observation, StepResult, Task
@@ -117,9 +126,7 @@ def _require_playable(game: Game) -> None:
         raise MissingExtraError(f"task.env: textarena:{game.id} cannot begin here: {one_line(error)}") from error
 
 
-def _demonstrator(
-    game: Game, seed: int, expert: str, tries: int, max_turns: int
-) -> Callable[[int], list[str]] | None:
+def _demonstrator(game: Game, seed: int, expert: str, tries: int, max_turns: int) -> Callable[[int], list[str]] | None:
     if expert == "random" and game.actions:
         return partial(best_random_play, partial(TextArenaEnv, game, seed), tries, max_turns, game.actions)
     return None if expert in EXPERTS else partial(_users_play, game, seed, expert)

@@ -1,8 +1,8 @@
 """Questions that a policy answers by searching a corpus: about one person, or over two passages."""
 
 from collections.abc import Sequence
-from functools import partial
 from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 from spear_rl.envs.search.world import MAX_PEOPLE, Person, answers, country_of, people
@@ -72,4 +72,7 @@ def _demonstration(problem: Problem, style: str, guesses: float, seed: int) -> l
     dice = Dice("search", problem.id, seed)
     if dice.chance(guesses):
         return [f"<answer>{dice.choice(answers(problem.family))}</answer>"]
-    return [turn if isinstance(turn, str) else written(turn["name"], turn["arguments"], style) for turn in problem.demonstration]
+    return [
+        turn if isinstance(turn, str) else written(turn["name"], turn["arguments"], style)
+        for turn in problem.demonstration
+    ]

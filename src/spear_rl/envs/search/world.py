@@ -7,17 +7,22 @@ from typing import NamedTuple
 from spear_rl.envs.shared.dice import Dice
 from spear_rl.envs.tools.search import Passage
 
-_FIRST = (
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+_FIRST = _words(
     "Ada Boris Carla Dmitri Elena Fritz Greta Hugo Irma Jonas Klara Leon Mona Nils Olga Pavel Rosa Stefan Thea Viktor"
-).split()
-_LAST = (
+)
+_LAST = _words(
     "Abend Birk Castell Dorn Engel Falk Grau Halm Iven Jansen Kern Lind Moor Nord Ober Pohl Rank Stein Tamm Voss"
-).split()
-_TOWNS = (
+)
+_TOWNS = _words(
     "Arlen Bremm Corva Delft Eskar Farne Golm Hestra Inval Jura Kessel Lorne Marn Nocera Orta Perl Quint Rova Sarn Tolm"
-).split()
-_COUNTRIES = "Avaria Borland Cestia Dravia Elmark Foronia".split()
-_TRADES = "baker carpenter doctor engineer farmer glazier lawyer painter sailor teacher".split()
+)
+_COUNTRIES = ("Avaria", "Borland", "Cestia", "Dravia", "Elmark", "Foronia")
+_TRADES = _words("baker carpenter doctor engineer farmer glazier lawyer painter sailor teacher")
 MAX_PEOPLE = len(_FIRST) * len(_LAST)
 
 
@@ -40,7 +45,10 @@ def country_of(town: str) -> str:
 
 
 def passages(count: int) -> Sequence[Passage]:
-    about = [Passage(name, f"{'an' if trade[0] in 'aeiou' else 'a'} {trade}, born in {town}.") for name, town, trade in people(count)]
+    about = [
+        Passage(name, f"{'an' if trade[0] in 'aeiou' else 'a'} {trade}, born in {town}.")
+        for name, town, trade in people(count)
+    ]
     return [*about, *(Passage(town, f"a town in {country_of(town)}.") for town in _TOWNS)]
 
 

@@ -149,4 +149,6 @@ def _problem(row: Any, number: int, source: str) -> tuple[Problem, str]:
     content = hashlib.sha256(row["question"].encode("utf-8", "surrogatepass")).hexdigest()
     own = str(row.get("id") or f"{number:05d}")
     split = str(row.get("split") or content_split(content))
-    return Problem(own, row["question"], str(row.get("answer", "")), str(row.get("family", "")), turns, dict(row)), split
+    return Problem(
+        own, row["question"], str(row.get("answer", "")), str(row.get("family", "")), turns, dict(row)
+    ), split

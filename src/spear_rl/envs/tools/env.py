@@ -106,7 +106,9 @@ class ToolEnv:
             raise
         except BaseException as error:  # also SystemExit: a tool's failure is an answer, not the end of the run
             reply = f"Error: {tool.name} raised {in_words(error)}"
-        self._history.update(repr((call.name, sorted(call.arguments), call.arguments, reply)).encode("utf-8", "replace"))
+        self._history.update(
+            repr((call.name, sorted(call.arguments), call.arguments, reply)).encode("utf-8", "replace")
+        )
         return reply, ""
 
     def _result(self, text: str, done: bool, **fields: Any) -> StepResult:

@@ -4,7 +4,7 @@ hermes    <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>       Qw
 xml       <tool_call><function=add><parameter=a>1</parameter></function></tool_call>     Qwen3-Coder
 llama     {"name": "add", "parameters": {"a": 1}}                             Llama 3
 mistral   [TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}]                Mistral
-pythonic  add(a=1)                                                            Llama 4, LFM2; short enough for tiny models
+pythonic  add(a=1)                                                            Llama 4, LFM2; short, for tiny models
 """
 
 import ast
@@ -155,7 +155,8 @@ def _python(text: str, tools: Mapping[str, Tool]) -> Iterator[Call]:
                 return
         calls = []
         for node in nodes:
-            assert isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+            assert isinstance(node, ast.Call)
+            assert isinstance(node.func, ast.Name)
             names = list(tools[node.func.id].parameters.get("properties", {}))
             given = dict(zip(names, (ast.literal_eval(value) for value in node.args), strict=False))
             given |= {str(word.arg): ast.literal_eval(word.value) for word in node.keywords}

@@ -1,5 +1,6 @@
 """Typed Python functions as tools: their schema in OpenAI's format, checked arguments, and results as short texts."""
 
+import contextlib
 import inspect
 import json
 import types
@@ -11,9 +12,17 @@ from typing import Any, Literal
 from spear_rl.errors import OptionError
 from spear_rl.io.escaping import in_words
 
-_TYPES: dict[Any, str] = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
+_TYPES: dict[Any, str] = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    list: "array",
+    dict: "object",
+}
 _PYTHON: dict[str, tuple[type, ...]] = {
-    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list,), "object": (dict,),
+    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list,),
+    "object": (dict,),
 }  # fmt: skip
 
 
@@ -49,7 +58,9 @@ def tool_of(function: Callable[..., Any]) -> Tool:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise OptionError(f"tools: {name} takes {parameter}: name every parameter, as in `def {name}(text: str)`")
         if parameter.name not in hints:
-            raise OptionError(f"tools: the parameter {parameter.name} of {name} has no type: write {parameter.name}: str")
+            raise OptionError(
+                f"tools: the parameter {parameter.name} of {name} has no type: write {parameter.name}: str"
+            )
         kind = _schema(hints[parameter.name], f"the parameter {parameter.name} of {name}")
         text = described.get(parameter.name)
         properties[parameter.name] = {**kind, "description": text} if text else kind
@@ -105,10 +116,8 @@ def from_words(tool: Tool, arguments: Mapping[str, str]) -> dict[str, Any]:
     for name, word in arguments.items():
         values[name] = word
         if properties.get(name, {}).get("type") != "string":
-            try:
+            with contextlib.suppress(ValueError, RecursionError):
                 values[name] = json.loads(word)
-            except (ValueError, RecursionError):
-                pass
     return values
 
 

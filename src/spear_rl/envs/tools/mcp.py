@@ -102,7 +102,7 @@ class _Server:
             return self._spec
         command, *arguments = shlex.split(self._spec)
         parameters = self._mcp.StdioServerParameters(command=command, args=arguments, env=dict(os.environ))
-        self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+        self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (as long as the server)
         return self._mcp.stdio_client(parameters, errlog=self._log)
 
     def _lost(self, error: BaseException) -> str:
@@ -112,7 +112,8 @@ class _Server:
             self._log.seek(max(self._log.tell() - 2000, 0))
             said = next((line for line in reversed(self._log.read().splitlines()) if line.strip()), "")
         why = in_words(_first(error)) if not isinstance(error, TimeoutError) else f"no answer in {CALL_SECONDS:.0f} s"
-        return f"the MCP server `{self._spec}` does not answer ({clipped(why, 200)}{f'; it says: {clipped(said, 200)}' if said else ''})"
+        told = f"; it says: {clipped(said, 200)}" if said else ""
+        return f"the MCP server `{self._spec}` does not answer ({clipped(why, 200)}{told})"
 
 
 def _first(error: BaseException) -> BaseException:

@@ -1,22 +1,23 @@
 """Where tools come from, each a word that one can type.
 
-my_module:add            a typed function, a list of them, or a class whose public methods are tools, one object per episode
+my_module:add            a typed function, a list of them, or a class: one object per episode, its public methods
 sandbox                  a Python interpreter, isolated (`spear_rl.sandbox`)
 search:corpus.jsonl      BM25 over passages, one JSON object per line with `text` and, if there is one, `title`
 mcp:COMMAND, mcp:URL     a server of the Model Context Protocol: a command to start, or an http address
 """
 
 import inspect
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
 from spear_rl.envs.tools.functions import Tool, tool_of
-from spear_rl.errors import OptionError
-from spear_rl.io.escaping import in_words
+from spear_rl.errors import ConfigError, OptionError
 from spear_rl.sandbox import Limits, Session
 from spear_rl.settings.names import loaded
 
@@ -67,26 +68,16 @@ def _source(name: str) -> tuple[tuple[Tool, ...], Callable[[], Opened]]:
 def _loaded(name: str) -> Any:
     """What `module:attribute` names: a function, a class, or a list of functions."""
     module, _, attribute = name.partition(":")
-    try:
-        value = getattr(import_module(module), attribute, None) if module in _imported(name) else None
-        is_list = isinstance(value, list | tuple) and all(callable(entry) for entry in value)
-        return value if is_list else loaded(name, kind="tool", example="my_tools:functions")
-    except Exception as error:
-        raise OptionError(f"tools: {in_words(error)}") from error
-
-
-def _imported(name: str) -> tuple[str, ...]:
-    """The module of `name` if it can be imported from here; `loaded` says why not."""
-    import os
-    import sys
-
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        import_module(name.partition(":")[0])
-    except Exception:
-        return ()
-    return (name.partition(":")[0],)
+        with suppress(Exception):  # `loaded` says what is wrong
+            value = getattr(import_module(module), attribute)
+            if isinstance(value, list | tuple) and all(callable(entry) for entry in value):
+                return value
+        return loaded(name, kind="tool", example="my_tools:functions")
+    except ConfigError as error:
+        raise OptionError(f"tools: {error}") from error
 
 
 def _methods(kind: type, instance: Any) -> list[Tool]:
@@ -117,7 +108,9 @@ def _sandbox() -> Iterator[Sequence[Tool]]:
 
 def _interpreter_tool(run: Callable[..., str]) -> Tool:
     parameters = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
-    return Tool("python", "Runs Python code and returns what it prints. Variables stay for later calls.", parameters, run)
+    return Tool(
+        "python", "Runs Python code and returns what it prints. Variables stay for later calls.", parameters, run
+    )
 
 
 def _no_session(*_: Any, **__: Any) -> str:
