@@ -88,7 +88,7 @@ def tasks(
     success: Annotated[str, Length(0, 100, "characters")] = "",
     seeded: Annotated[str, Length(0, 256, "characters")] = "",
     expert: Annotated[str, Length(1, 256, "characters")] = "random",
-    tries: Annotated[int, Range(1, 10_000, unit="episodes")] = 20,
+    tries: Annotated[int, Range(1, 10_000, unit="episodes")] = 100,
     random_turns: Annotated[int, Range(1, 10_000, unit="turns")] = 100,
     instructions: Annotated[str, Length(0, 100_000, "characters")] = "",
     max_tasks: Annotated[int, Range(0, 1_000_000)] | None = None,
@@ -101,8 +101,8 @@ def tasks(
         success: when an episode counts as solved: its last reward is positive (reward), it ends by itself
             (terminated), its rewards add up to a number (return>=200), or its info says so (info.NAME).
         seeded: a function of yours, module:function, from a task's seed to further keywords of `gymnasium.make`.
-        expert: random (the best of `tries` random episodes of at most `random_turns`), none, or your module:function
-            from the environment after its reset and a seed to a list of actions.
+        expert: random (the first solved, or else the best, of `tries` random episodes of at most `random_turns`),
+            none, or your module:function from the environment after its reset and a seed to a list of actions.
         instructions: instead of ours.
     """
     game, space = _described(id, make, seeded, observation, tuple(actions), success)

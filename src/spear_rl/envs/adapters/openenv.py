@@ -62,7 +62,7 @@ def tasks(
     observation_field: Annotated[str, Length(0, 256, "characters")] = "",
     actions: Sequence[Annotated[str, Length(1, 1000, "characters")]] = (),
     expert: Annotated[str, Length(1, 256, "characters")] = "random",
-    tries: Annotated[int, Range(1, 10_000, unit="episodes")] = 20,
+    tries: Annotated[int, Range(1, 10_000, unit="episodes")] = 100,
     random_turns: Annotated[int, Range(1, 10_000, unit="turns")] = 100,
     instructions: Annotated[str, Length(0, 100_000, "characters")] = "",
     max_tasks: Annotated[int, Range(0, 1_000_000)] | None = None,
@@ -74,8 +74,8 @@ def tasks(
             policy writes an action as JSON.
         observation_field: the field of an observation that the policy reads; by default all of them.
         actions: the moves that random play draws from.
-        expert: random (the best of `tries` random episodes; needs `actions`), none, or your module:function from the
-            first observation, a dict, and a seed to a list of moves.
+        expert: random (the first solved, or else the best, of `tries` random episodes; needs `actions`), none, or
+            your module:function from the first observation, a dict, and a seed to a list of moves.
     """
     server, told = _described(id, action_field, observation_field)
     if expert not in EXPERTS:

@@ -71,17 +71,21 @@ def user_function(name: str, option: str) -> Callable[..., Any]:
 def best_random_play(
     make_env: Callable[[], Environment], tries: int, max_turns: int, actions: Sequence[str], seed: int
 ) -> list[str]:
-    """The moves of the best of `tries` random episodes: solved before unsolved, then by reward, then the shortest.
+    """The moves of the first random episode that is solved; if none of `tries` is, of the one with the most reward.
 
     Args:
         actions: to draw from; if empty, the environment's choices are.
     """
     env, dice = make_env(), Dice("random play", seed)
+    best = (False, float("-inf"), 0, list[str]())
     try:
-        played = [_random_episode(env, dice, actions, max_turns) for _ in range(tries)]
+        for _ in range(tries):
+            best = max(best, _random_episode(env, dice, actions, max_turns), key=lambda entry: entry[:3])
+            if best[0]:
+                break
     finally:
         env.close()
-    return max(played, key=lambda entry: entry[:3])[3]
+    return best[3]
 
 
 def _random_episode(

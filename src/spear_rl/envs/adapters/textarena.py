@@ -74,7 +74,7 @@ def tasks(
     success: Annotated[float, Range(-1e6, 1e6)] = 1.0,
     reward: Annotated[str, OneOf(REWARDS, "reward", REWARDS)] = "game",
     expert: Annotated[str, Length(1, 256, "characters")] = "random",
-    tries: Annotated[int, Range(1, 10_000, unit="episodes")] = 20,
+    tries: Annotated[int, Range(1, 10_000, unit="episodes")] = 100,
     random_turns: Annotated[int, Range(1, 10_000, unit="turns")] = 100,
     max_tasks: Annotated[int, Range(0, 1_000_000)] | None = None,
     **make: Any,
@@ -86,8 +86,8 @@ def tasks(
         opponent: plays the other players: your module:function from what it has seen, a text, to its move.
         success: the game's reward from which it counts as won.
         reward: game, its own, which may pay progress; or win, 1 for a game that is won.
-        expert: random (the best of `tries` random games of at most `random_turns`; needs `actions`), none, or your
-            module:function from the game after its reset and a seed to a list of moves.
+        expert: random (the first solved, or else the best, of `tries` random games of at most `random_turns`; needs
+            `actions`), none, or your module:function from the game after its reset and a seed to a list of moves.
     """
     game = Game(id, make, num_players, player, opponent, tuple(actions), success, reward)
     _require_playable(game)
