@@ -287,3 +287,96 @@ def test_an_openenv_server_that_is_not_there_is_one_sentence(server):
     with pytest.raises(UserError, match=r"task\.env") as caught:
         panel(f"openenv:{server}")
     assert "\n" not in str(caught.value)
+
+
+# ---- verifiers
+
+TASKSET = '''
+import verifiers.v1 as vf
+
+__all__ = EXPORTED
+
+class Data(vf.TaskData):
+    answer: int
+
+class Tools(vf.Toolset):
+    @vf.tool
+    def add(self, a: int, b: int) -> int:
+        """Adds."""
+        return a + b
+
+class Sum(vf.Task[Data, vf.State, vf.TaskConfig]):
+    @vf.reward(weight=2.0)
+    async def right(self, task, trace) -> float:
+        return float(trace.last_reply == str(task.answer))
+
+    @vf.metric
+    async def length(self, trace) -> float:
+        return float(len(trace.last_reply))
+
+class Sums(vf.Taskset[Sum, vf.TasksetConfig]):
+    def load(self):
+        for number in range(100):
+            yield Sum(Data(prompt=f"{number} + 1 = ?", answer=number + 1), self.config.task)
+
+    @classmethod
+    def toolsets(cls, config):
+        return [Tools(vf.ToolsetConfig())]
+
+class TwoTurns(vf.Env[vf.EnvConfig]):
+    async def run(self, task, agents):
+        async with agents.player.interaction(task) as interaction:
+            segment = await interaction.turn()
+            await interaction.turn(f"you said {segment.last_reply}; again?")
+
+def expert(data, seed):
+    return [str(data["answer"])]
+'''
+
+
+def taskset(folder, monkeypatch, name, exported):
+    pytest.importorskip("verifiers.v1")
+    (folder / f"{name}.py").write_text(TASKSET.replace("EXPORTED", repr(exported)))
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    return f"verifiers:{name}"
+
+
+def test_a_taskset_of_verifiers_has_tools_rewards_and_metrics(tmp_path, monkeypatch):
+    env = taskset(tmp_path, monkeypatch, "single_sums_of_mine", ["Sums"])
+    task = panel(env, max_tasks=1)[0]
+    assert '"add"' in task.instructions
+    game = task.make_env()
+    number = int(game.reset().text.split()[0])
+    called = game.step(f"add(a={number}, b=1)")
+    assert called.used_tool
+    assert str(number + 1) in called.observation.text
+    last = game.step(str(number + 1))
+    assert last.done
+    assert last.success
+    assert last.reward == 2.0
+    assert last.metrics == {"right": 1.0, "length": float(len(str(number + 1)))}
+
+
+def test_an_environment_of_verifiers_takes_several_turns(tmp_path, monkeypatch):
+    game = panel(taskset(tmp_path, monkeypatch, "double_sums_of_mine", ["Sums", "TwoTurns"]), max_tasks=1)[0].make_env()
+    game.reset()
+    second = game.step("7")
+    assert second.observation.text == "you said 7; again?"
+    assert not second.done
+    assert game.step("0").done
+
+
+@pytest.mark.slow
+def test_check_env_finds_no_fault_with_verifiers(tmp_path, monkeypatch):
+    env = taskset(tmp_path, monkeypatch, "checked_sums_of_mine", ["Sums"])
+    options = {"expert": "checked_sums_of_mine:expert"}
+    assert check_tasks(tasks_fn(env), options=options, num_tasks=2) == []
+
+
+def test_an_unknown_taskset_and_setting_are_one_sentence(tmp_path, monkeypatch):
+    env = taskset(tmp_path, monkeypatch, "refused_sums_of_mine", ["Sums"])
+    for name, options in (("verifiers:no_such_taskset_x", {}), (env, {"colour": 1})):
+        with pytest.raises(UserError, match="taskset") as caught:
+            panel(name, **options)
+        assert "\n" not in str(caught.value)

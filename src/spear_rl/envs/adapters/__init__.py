@@ -8,5 +8,6 @@ ADAPTERS = {
     "gymnasium": "spear_rl.envs.adapters.gymnasium:tasks",
     "openenv": "spear_rl.envs.adapters.openenv:tasks",
     "textarena": "spear_rl.envs.adapters.textarena:tasks",
+    "verifiers": "spear_rl.envs.adapters.verifiers:tasks",
 }
 """Prefix -> the tasks function, which is given what follows the colon as `id`. The one place to add an adapter."""
