@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spear_rl.envs import ENVIRONMENTS
-from spear_rl.envs.tools.formats import FORMATS, calls_in, written
 from spear_rl.envs.tools.functions import argument_fault, as_text, tool_of
 from spear_rl.errors import ConfigError
+from spear_rl.rollout.rendering.tool_calls import FORMATS, calls_in, written
 from spear_rl.testing import check_tasks
 
 USER = '''
@@ -107,20 +107,20 @@ def test_a_typed_function_becomes_a_tool_in_openai_format():
 @given(a=st.integers(), kind=st.sampled_from(["x", "y"]), names=st.lists(st.text("abc '\"", max_size=5), max_size=3))
 def test_a_call_is_read_as_every_family_writes_it(style, a, kind, names):
     arguments = {"a": a, "kind": kind, "names": names}
-    [call] = calls_in(written("add", arguments, style), {"add": tool_of(add)})
+    [call] = calls_in(written("add", arguments, style), {"add": tool_of(add).parameters})
     assert (call.name, dict(call.arguments), call.invalid) == ("add", arguments, "")
 
 
 @given(st.text(max_size=300))
 def test_any_text_can_be_read_for_calls(text):
     for wrapped in (text, f"<tool_call>{text}</tool_call>", f"[TOOL_CALLS]{text}", f"add({text})"):
-        for call in calls_in(wrapped, {"add": tool_of(add)}):
+        for call in calls_in(wrapped, {"add": tool_of(add).parameters}):
             assert call.invalid or call.name
 
 
 def test_a_sentence_that_mentions_a_tool_is_no_call():
-    assert calls_in("the sum add(a=1) is 1", {"add": tool_of(add)}) == []
-    assert calls_in("multiply(a=1)", {"add": tool_of(add)}) == []
+    assert calls_in("the sum add(a=1) is 1", {"add": tool_of(add).parameters}) == []
+    assert calls_in("multiply(a=1)", {"add": tool_of(add).parameters}) == []
 
 
 @pytest.mark.parametrize("arguments", [{}, {"a": "1"}, {"a": True}, {"a": 1, "c": 2}, {"a": 1, "kind": "z"}])

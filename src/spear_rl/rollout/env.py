@@ -72,6 +72,9 @@ class Task:
     """The role of the instructions: before the first observation in the user's message, or as a system message."""
     unfinished_reward: float = 0.0
     """Added to the last turn of an episode cut off by a limit: if a wrong answer costs, no answer must cost as much."""
+    tools: tuple[str, ...] = ()
+    """Schemas of tools in OpenAI's format, each as JSON: the chat template describes them, or else a text of ours after
+    the instructions, which are then a system message."""
 
 
 TasksFn = Callable[..., Sequence[Task]]

@@ -19,12 +19,13 @@ from typing import Annotated, Any
 
 from spear_rl.envs.adapters.shared import SPLITS, one_line, package, state_key, user_function
 from spear_rl.envs.shared.generated_panels import content_split
-from spear_rl.envs.tools.formats import FORMATS, calls_in, instructions
+from spear_rl.envs.tools import CALLS
 from spear_rl.envs.tools.functions import Tool, argument_fault, as_text, tool_of
 from spear_rl.errors import ConfigError, UserError
 from spear_rl.rollout.contract import RESERVED
 from spear_rl.rollout.env import Observation, StepResult, Task
 from spear_rl.rollout.rendering.renderer import without_thoughts
+from spear_rl.rollout.rendering.tool_calls import calls_in, instructions
 from spear_rl.settings.ranges import Length, OneOf, Range, has_checked_options
 
 OUTPUT_CHARS = 4000
@@ -36,7 +37,7 @@ def tasks(
     split: Annotated[str, OneOf(SPLITS, "split")] = "train",
     *,
     id: Annotated[str, Length(1, 256, "characters")],
-    calls: Annotated[str, OneOf(FORMATS, "format", FORMATS)] = "hermes",
+    calls: Annotated[str, OneOf(CALLS, "format", CALLS)] = "template",
     success: Annotated[float, Range(-1e6, 1e6)] = 1.0,
     expert: Annotated[str, Length(1, 256, "characters")] = "none",
     num_tasks: Annotated[int, Range(1, 1_000_000)] = sum(SPLITS.values()),
@@ -55,8 +56,9 @@ def tasks(
     if expert != "none":
         user_function(expert, "expert")
     loaded, _ = _loaded(id, settings, num_tasks)
-    tools = tuple(_tools(id, settings, num_tasks).values())
-    told = f"\n\n{instructions(tools, calls)}" if tools else ""
+    schemas = [tool.schema for tool in _tools(id, settings, num_tasks).values()]
+    told = f"\n\n{instructions(schemas, calls)}" if schemas and calls != "template" else ""
+    templated = tuple(json.dumps(schema) for schema in schemas) if calls == "template" else ()
     chosen = [(number, task) for number, task in enumerate(loaded) if content_split(task.hash) == split]
     return tuple(
         Task(
@@ -65,6 +67,7 @@ def tasks(
             family=id,
             instructions=f"{task.data.system_prompt or ''}{told}".strip(),
             instructions_role="system",
+            tools=templated,
             demonstrate=None if expert == "none" else partial(_users_play, id, settings, num_tasks, number, expert),
         )
         for number, task in chosen[:max_tasks]
@@ -250,7 +253,7 @@ class _Interaction:
         while True:
             said = self._episode.answer(text)
             self._add(vf.AssistantMessage(content=said), sampled=True)
-            calls = calls_in(said, self._tools) if self._tools else []
+            calls = calls_in(said, {name: tool.parameters for name, tool in self._tools.items()}) if self._tools else []
             if not calls:
                 break
             replies = [await self._reply(call) for call in calls]

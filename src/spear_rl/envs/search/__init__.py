@@ -8,9 +8,9 @@ from typing import Annotated
 from spear_rl.envs.search.world import MAX_PEOPLE, Person, answers, country_of, people
 from spear_rl.envs.shared.dice import Dice
 from spear_rl.envs.shared.generated_panels import SPLITS, content_split, panel_hash
-from spear_rl.envs.tools import FORMATS, Problem, panel
-from spear_rl.envs.tools.formats import written
+from spear_rl.envs.tools import CALLS, Problem, panel
 from spear_rl.rollout.env import Task
+from spear_rl.rollout.rendering.tool_calls import written
 from spear_rl.settings.ranges import OneOf, Range, has_checked_options
 
 QUESTIONS = {
@@ -28,7 +28,7 @@ def tasks(
     kinds: Sequence[Annotated[str, OneOf(QUESTIONS, "kind")]] = tuple(QUESTIONS),
     num_people: Annotated[int, Range(24, MAX_PEOPLE)] = MAX_PEOPLE,
     num_results: Annotated[int, Range(1, 100)] = 3,
-    calls: Annotated[str, OneOf(FORMATS, "format", FORMATS)] = "hermes",
+    calls: Annotated[str, OneOf(CALLS, "format", CALLS)] = "template",
     guesses: Annotated[float, Range(0, 1)] = 0.5,
     max_turns: Annotated[int, Range(1, 10_000, unit="turns")] = 5,
     max_tasks: Annotated[int, Range(0, 10_000_000)] | None = None,

@@ -9,18 +9,21 @@ from typing import Annotated, Any
 
 from spear_rl.envs.shared.generated_panels import SPLITS, content_split
 from spear_rl.envs.tools.env import Problem, Reward, ToolEnv, is_same
-from spear_rl.envs.tools.formats import FORMATS, instructions, written
 from spear_rl.envs.tools.functions import Tool
 from spear_rl.envs.tools.sources import described_tools
 from spear_rl.errors import ConfigError, OptionError
 from spear_rl.io.escaping import in_words
 from spear_rl.rollout.env import Task
+from spear_rl.rollout.rendering.tool_calls import FORMATS, instructions, written
 from spear_rl.settings.names import loaded
 from spear_rl.settings.ranges import Length, OneOf, Range, has_checked_options, shown
 
-__all__ = ["FORMATS", "Problem", "Tool", "ToolEnv", "panel", "tasks"]
+__all__ = ["CALLS", "Problem", "Tool", "ToolEnv", "panel", "tasks"]
 
 _TOLD = "Answer the question. Use the tools where they help."
+_ANSWER = "When you know the answer, write it within <answer></answer>."
+CALLS = {"template": "as the model's chat template asks; hermes where it has no tools", **FORMATS}
+"""Formats that the policy can be asked for."""
 
 
 @has_checked_options
@@ -30,7 +33,7 @@ def tasks(
     tools: Any = (),
     problems: Annotated[str, Length(0, 4096, "characters")] = "",
     reward: Annotated[str, Length(0, 256, "characters")] = "",
-    calls: Annotated[str, OneOf(FORMATS, "format", FORMATS)] = "hermes",
+    calls: Annotated[str, OneOf(CALLS, "format", CALLS)] = "template",
     told: Annotated[str, Length(0, 100_000, "characters")] = _TOLD,
     max_turns: Annotated[int, Range(1, 10_000, unit="turns")] = 8,
     output_chars: Annotated[int, Range(1, 1_000_000, unit="characters")] = 4000,
@@ -45,7 +48,8 @@ def tasks(
             content decides.
         told: what the policy is told before the description of the tools.
         reward: your module:function from a problem and an answer to a number; by default 1 for the same answer.
-        calls: the format that the instructions ask for; calls are read in every format.
+        calls: the format that the policy is asked for and demonstrations have: the chat template's, or one that the
+            instructions ask for. Calls are read in every format.
     """
     if not problems:
         raise OptionError("problems is empty: give a file of JSON lines, or my_module:function")
@@ -66,14 +70,15 @@ def panel(
     sources: Sequence[str],
     *,
     told: str = _TOLD,
-    style: str = "hermes",
+    style: str = "template",
     reward: str = "",
     max_turns: int = 8,
     output_chars: int = 4000,
 ) -> tuple[Task, ...]:
     """The tasks of problems with tools; for environments that bring problems of their own."""
-    described = described_tools(sources)
-    text = f"{told}\n\n{instructions(described, style)}"
+    schemas = [tool.schema for tool in described_tools(sources)]
+    in_words = "" if style == "template" else f"{instructions(schemas, style)}\n"
+    text = f"{told}\n\n{in_words}{_ANSWER}".strip()
     if reward:
         _users_reward(reward)
     return tuple(
@@ -84,6 +89,7 @@ def panel(
             instructions=text,
             instructions_role="system",
             demonstrate=partial(_demonstration, problem, style) if problem.demonstration else None,
+            tools=tuple(json.dumps(schema) for schema in schemas) if style == "template" else (),
         )
         for problem in problems
     )

@@ -7,12 +7,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from spear_rl.envs.tools.formats import Call, calls_in
 from spear_rl.envs.tools.functions import Tool, argument_fault, as_text
 from spear_rl.envs.tools.sources import opened_tools
 from spear_rl.io.escaping import in_words
 from spear_rl.rollout.env import INADMISSIBLE, Observation, StepResult
 from spear_rl.rollout.rendering.renderer import without_thoughts
+from spear_rl.rollout.rendering.tool_calls import Call, calls_in
 
 MAX_CALLS = 8
 """Calls per turn; the others are not run."""
@@ -71,7 +71,7 @@ class ToolEnv:
             raise RuntimeError("no episode is under way: call reset() first, or make a new environment")
         self._num_turns += 1
         said = without_thoughts(action)
-        calls = calls_in(said, self._tools)
+        calls = calls_in(said, {name: tool.parameters for name, tool in self._tools.items()})
         is_last = self._num_turns >= self._max_turns
         if calls:
             replies = [self._reply(call) for call in calls[:MAX_CALLS]]

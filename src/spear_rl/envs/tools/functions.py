@@ -1,6 +1,5 @@
 """Typed Python functions as tools: their schema in OpenAI's format, checked arguments, and results as short texts."""
 
-import contextlib
 import inspect
 import json
 import types
@@ -108,17 +107,6 @@ def argument_fault(tool: Tool, arguments: Mapping[str, Any]) -> str:
         if "enum" in properties[name] and value not in properties[name]["enum"]:
             return f"the argument {name} of {tool.name} must be one of: {', '.join(map(str, properties[name]['enum']))}"
     return ""
-
-
-def from_words(tool: Tool, arguments: Mapping[str, str]) -> dict[str, Any]:
-    """Arguments that a format writes as bare words, as JSON values where the schema asks for other types."""
-    properties, values = tool.parameters.get("properties", {}), dict[str, Any]()
-    for name, word in arguments.items():
-        values[name] = word
-        if properties.get(name, {}).get("type") != "string":
-            with contextlib.suppress(ValueError, RecursionError):
-                values[name] = json.loads(word)
-    return values
 
 
 def as_text(value: Any, most: int) -> str:

@@ -31,7 +31,7 @@ class VisionRenderer(ChatRenderer):
         self._set(processor, processor.tokenizer, thinking)
         self._cache: dict[tuple[str, tuple[tuple[int, int], ...]], list[int]] = {}
 
-    def _rendered(self, messages: Sequence[Message]) -> str:
+    def _rendered(self, messages: Sequence[Message], **options: Any) -> str:
         parts = [
             {
                 "role": message["role"],
@@ -42,7 +42,7 @@ class VisionRenderer(ChatRenderer):
             }
             for message in messages
         ]
-        return super()._rendered(parts)
+        return super()._rendered(parts, **options)
 
     def _ids(self, text: str, images: tuple[bytes, ...]) -> list[int]:
         """Token ids with the images' placeholders, which depend on the images' sizes, not on their content."""

@@ -12,11 +12,12 @@ from typing import Any, Literal, Protocol
 
 from spear_rl.errors import ConfigError
 from spear_rl.rollout.env import Observation, Task
+from spear_rl.rollout.rendering.conversation import ToolSupport, merged, system_message, tool_results, tool_support
 from spear_rl.rollout.rendering.encoding import has_segments
 from spear_rl.types import Completion, ImagePrompt, Turn
 
 Message = dict[str, Any]
-"""`role` and `content`, both strings; with images also `images`, a tuple of PNG files."""
+"""`role` and `content`, both strings; with images also `images`, PNG files; with tools see `system_message`."""
 
 PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
@@ -26,6 +27,7 @@ PLAIN_TEMPLATE = (
 
 _ANSWER = "\u2063answer\u2063"
 """Stands for the policy's message in a rendered conversation; no template contains it."""
+_ANSWERED: list[Message] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
 
 MAX_CACHED = 1 << 16
 MAX_CACHED_CHARACTERS = 2000
@@ -175,7 +177,7 @@ class ChatRenderer:
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         images = images_in(messages)
-        ids = self._ids(self._text(messages), images)
+        ids = self._ids(self._text_with_tools(*messages) if "schemas" in messages[0] else self._text(messages), images)
         return ImagePrompt(ids, images) if images else ids
 
     def extended(
@@ -213,9 +215,7 @@ class ChatRenderer:
     @cached_property
     def end_id(self) -> int:
         """The token that ends an answer: the template's, or else the tokenizer's."""
-        said = [
-            {"role": role, "content": text} for role, text in (("user", "?"), ("assistant", _ANSWER), ("user", "?"))
-        ]
+        said = [*_ANSWERED, {"role": "user", "content": "?"}]
         ids: list[int] = []
         with suppress(ConfigError):  # a template for one question alone
             before, _, after = self._text(said).rpartition(_ANSWER)
@@ -225,17 +225,26 @@ class ChatRenderer:
 
     def _after_answer(self, reply: str, images: tuple[bytes, ...]) -> list[int]:
         """The template's tokens from the end of an answer to the next generation prompt, around `reply`."""
-        last: Message = {"role": "user", "content": reply}
-        if images:
-            last["images"] = images
-        text = self._text([{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}, last])
+        last: list[Message] = [{"role": "user", "content": reply, **({"images": images} if images else {})}]
+        if reply.startswith("<tool_response>") and self._tool_support.has_role:
+            last = tool_results(reply) or last
+        text = self._text([*_ANSWERED, *last])
         after = text.rpartition(_ANSWER)[2]
         is_blank = after.lstrip(" ").startswith(str(self._tokenizer.eos_token))  # before the end token: not sampled
         return self._ids(after.lstrip(" ") if is_blank else after, images)
 
-    def _text(self, messages: Sequence[Message]) -> str:
+    @cached_property
+    def _tool_support(self) -> ToolSupport:
+        return tool_support(self._rendered)
+
+    def _text_with_tools(self, first: Message, *others: Message) -> str:
+        if self._tool_support.shows_tools:
+            return self._text([{"role": first["role"], "content": first["told"]}, *others], tools=first["schemas"])
+        return self._text([{"role": first["role"], "content": first["content"]}, *others])
+
+    def _text(self, messages: Sequence[Message], **options: Any) -> str:
         try:
-            text = self._rendered(merged(messages) if self._merges else messages)
+            text = self._rendered(merged(messages) if self._merges else messages, **options)
             if self._merges or messages[0]["role"] != "system" or messages[0]["content"].strip() in text:
                 return text
         except Exception as error:  # templates raise what they like
@@ -243,10 +252,10 @@ class ChatRenderer:
                 reason = (str(error) or type(error).__name__).splitlines()[0]
                 raise ConfigError(f"engine.model: its chat template cannot show this conversation: {reason}") from error
         self._merges = True
-        return self._text(messages)
+        return self._text(messages, **options)
 
-    def _rendered(self, messages: Sequence[Message]) -> str:
-        return str(self._templated.apply_chat_template(list(messages), **self._options))
+    def _rendered(self, messages: Sequence[Message], **options: Any) -> str:
+        return str(self._templated.apply_chat_template(list(messages), **self._options, **options))
 
     def _ids(self, text: str, images: tuple[bytes, ...]) -> list[int]:
         refuse_images(images)
@@ -346,20 +355,6 @@ def refuse_images(images: Sequence[bytes]) -> None:
         )
 
 
-def merged(messages: Sequence[Message]) -> list[Message]:
-    """The messages without a system role, and in turns: a system message goes into the user's, equal roles into one."""
-    out: list[Message] = []
-    for message in messages:
-        message = message | {"role": "user"} if message["role"] == "system" else message
-        if out and out[-1]["role"] == message["role"]:
-            images = (*out[-1].get("images", ()), *message.get("images", ()))
-            out[-1] = out[-1] | {"content": f"{out[-1]['content']}\n\n{message['content']}"}
-            out[-1] |= {"images": images} if images else {}
-        else:
-            out.append(message)
-    return out
-
-
 def without_thoughts(text: str) -> str:
     """The text without its closed <think> blocks, and without what a closing tag alone ends: the prompt opened it."""
     *closed, rest = text.split("</think>")
@@ -372,8 +367,10 @@ def _first_messages(task: Task, detail: Detail, content: str, images: tuple[byte
     message: Message = {"role": "user", "content": content}
     if images:
         message["images"] = images
-    if detail == "short" or not task.instructions:
+    if detail == "short" or not (task.instructions or task.tools):
         return [message]
+    if task.tools:
+        return [system_message(task.instructions, task.tools), message]
     if task.instructions_role == "system":
         return [{"role": "system", "content": task.instructions}, message]
     return [message | {"content": f"{task.instructions}\n\n{content}"}]

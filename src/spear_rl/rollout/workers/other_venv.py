@@ -19,7 +19,7 @@ from spear_rl.rollout.workers.pool import Pool
 from spear_rl.rollout.workers.protocol import EnvironmentFailedError
 from spear_rl.rollout.workers.runner import Failure
 
-_PLAIN_FIELDS = ("id", "family", "instructions", "answer_format", "instructions_role", "unfinished_reward")
+_PLAIN_FIELDS = ("id", "family", "instructions", "answer_format", "instructions_role", "unfinished_reward", "tools")
 
 
 def tasks_from_other_venv(split: str, *, python: str, name: str, **options: Any) -> Sequence[Task]:

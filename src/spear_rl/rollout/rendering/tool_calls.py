@@ -8,13 +8,12 @@ pythonic  add(a=1)                                                            Ll
 """
 
 import ast
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-from spear_rl.envs.tools.functions import Tool, from_words
 
 FORMATS = {
     "hermes": "JSON in <tool_call></tool_call>, as Qwen",
@@ -58,18 +57,22 @@ def written(name: str, arguments: Mapping[str, Any], style: str) -> str:
     return f"<tool_call>{call}</tool_call>"
 
 
-def instructions(tools: Sequence[Tool], style: str) -> str:
-    """The tools and how to call them."""
-    schemas = "\n".join(json.dumps(tool.schema) for tool in tools)
+def instructions(schemas: Sequence[Mapping[str, Any]], style: str) -> str:
+    """The tools, by their schemas in OpenAI's format, and how to call them."""
+    described = "\n".join(json.dumps(schema) for schema in schemas)
     example = written("NAME", {"ARGUMENT": "VALUE"}, style)
     return (
         f"# Tools\n\nThese functions can be called. Their signatures, in JSON, stand within <tools></tools>:\n"
-        f"<tools>\n{schemas}\n</tools>\n\nTo call one, write: {example}\n"
-        "What it gives back follows. When you know the answer, write it within <answer></answer>."
+        f"<tools>\n{described}\n</tools>\n\nTo call one, write: {example}\n"
+        "What it gives back follows."
     )
 
 
-def calls_in(text: str, tools: Mapping[str, Tool]) -> list[Call]:
+Parameters = Mapping[str, Mapping[str, Any]]
+"""Name of a tool -> JSON schema of its arguments."""
+
+
+def calls_in(text: str, tools: Parameters) -> list[Call]:
     """The calls of an answer, in whichever format they are written; empty if it calls nothing.
 
     '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>' -> [Call("add", {"a": 1})]
@@ -88,7 +91,7 @@ def calls_in(text: str, tools: Mapping[str, Tool]) -> list[Call]:
     return found
 
 
-def _block(content: str, closing: str, tools: Mapping[str, Tool]) -> Iterator[Call]:
+def _block(content: str, closing: str, tools: Parameters) -> Iterator[Call]:
     if functions := list(_FUNCTION.finditer(content)):
         for function in functions:
             yield from _xml(function, tools)
@@ -102,10 +105,20 @@ def _block(content: str, closing: str, tools: Mapping[str, Tool]) -> Iterator[Ca
             yield from python or [Call(fault="the tool call is not valid JSON", invalid="bad_json")]
 
 
-def _xml(function: re.Match[str], tools: Mapping[str, Tool]) -> Iterator[Call]:
+def _xml(function: re.Match[str], tools: Parameters) -> Iterator[Call]:
     words = {found[1].strip(): found[2].strip("\n") for found in _PARAMETER.finditer(function[2])}
     name = function[1].strip()
-    yield Call(name, from_words(tools[name], words) if name in tools else words)
+    yield Call(name, _from_words(tools[name], words) if name in tools else words)
+
+
+def _from_words(parameters: Mapping[str, Any], words: Mapping[str, str]) -> dict[str, Any]:
+    """Bare words as JSON values where the schema asks for other types than text."""
+    properties, values = parameters.get("properties", {}), dict[str, Any](words)
+    for name, word in words.items():
+        if properties.get(name, {}).get("type") != "string":
+            with contextlib.suppress(ValueError, RecursionError):
+                values[name] = json.loads(word)
+    return values
 
 
 def _object(value: Any) -> Call:
@@ -143,7 +156,7 @@ def _objects(text: str) -> Iterator[Call]:
     yield from found
 
 
-def _python(text: str, tools: Mapping[str, Tool]) -> Iterator[Call]:
+def _python(text: str, tools: Parameters) -> Iterator[Call]:
     """Calls as Python writes them; only where the whole text is calls of known tools."""
     if not re.match(r"\[?\s*\w+\(", text) or len(text) > 100_000:
         return
@@ -157,7 +170,7 @@ def _python(text: str, tools: Mapping[str, Tool]) -> Iterator[Call]:
         for node in nodes:
             assert isinstance(node, ast.Call)
             assert isinstance(node.func, ast.Name)
-            names = list(tools[node.func.id].parameters.get("properties", {}))
+            names = list(tools[node.func.id].get("properties", {}))
             given = dict(zip(names, (ast.literal_eval(value) for value in node.args), strict=False))
             given |= {str(word.arg): ast.literal_eval(word.value) for word in node.keywords}
             calls.append(Call(node.func.id, given))
