@@ -1,6 +1,10 @@
 """Environments of other packages by name, against the real packages."""
 
+import json
+import subprocess
 import sys
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -9,7 +13,7 @@ from hypothesis import strategies as st
 from spear_rl.app.build.rollout import tasks_of
 from spear_rl.app.config import load
 from spear_rl.envs import tasks_fn
-from spear_rl.envs.adapters import ADAPTERS
+from spear_rl.envs.adapters import ADAPTERS, manifest
 from spear_rl.envs.adapters.shared import answered, best_random_play
 from spear_rl.envs.adapters.spaces import plain_picture
 from spear_rl.errors import ConfigError, UserError
@@ -139,6 +143,32 @@ def test_pictures_are_png_files(gymnasium):
     assert first.state_key != second.state_key
 
 
+def test_a_manifest_tells_panels_apart_and_is_the_same_again(gymnasium, tmp_path, capsys):
+    wanted = ["gymnasium:FrozenLake-v1", "test", "--tasks", "5"]
+    assert manifest.main(wanted) == 0
+    path = tmp_path / "manifest.json"
+    path.write_text(capsys.readouterr().out)
+    assert len(json.loads(path.read_text())["tasks"]) == 5
+    assert manifest.main([*wanted, "--verify", str(path)]) == 0
+    assert manifest.main([*wanted, "--options", '{"map_name": "8x8"}', "--verify", str(path)]) == 1
+    assert manifest.main(["gymnasium:Nothing-v9", "test"]) == 2
+    assert "has no environment" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_game_of_another_virtual_environment_is_the_same_game(gymnasium, tmp_path, monkeypatch):
+    folder = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    paths = [str(Path(module.__file__).parents[1]) for module in map(import_module, ("gymnasium", "numpy", "spear_rl"))]
+    [packages] = folder.glob("lib/python*/site-packages")
+    (packages / "here.pth").write_text("\n".join(paths))
+    options = {"is_slippery": False, "tries": 50, "max_tasks": 2}
+    there = tasks_fn("gymnasium:FrozenLake-v1", python=str(folder / "bin" / "python"))("test", **options)
+    here = tasks_fn("gymnasium:FrozenLake-v1")("test", **options)
+    assert [manifest.content_hash(task) for task in there] == [manifest.content_hash(task) for task in here]
+    assert there[0].demonstrate(3) == here[0].demonstrate(3)
+
+
 @pytest.mark.parametrize(
     ("env", "options", "said"),
     [
@@ -233,14 +263,24 @@ def test_what_textarena_cannot_do_is_one_sentence(textarena, env, options, said)
     assert "\n" not in str(caught.value)
 
 
+def test_a_game_without_its_word_list_says_how_to_get_it_and_prints_nothing_else(textarena, monkeypatch, capfd):
+    monkeypatch.setattr("nltk.data.path", [])
+    monkeypatch.setattr("nltk.download", lambda *a, **k: print("[nltk_data] Error loading"))
+    with pytest.raises(UserError, match=r"python -m nltk\.downloader words"):
+        panel("textarena:Hangman-v0")
+    assert capfd.readouterr() == ("", "")
+
+
 # ---- OpenEnv
 
 SERVER = """
 import random
+from typing import Literal
+from pydantic import Field
 from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
 
 class Guess(Action):
-    number: int
+    number: int = Field(ge=1, le=10)
 
 class Seen(Observation):
     hint: str = ""
@@ -273,12 +313,31 @@ def test_an_openenv_app_is_served_and_played(tmp_path, monkeypatch):
         game, low, high, result = task.make_env(), 1, 10, None
         assert game.reset().text == "from 1 to 10"
         assert game.step("five").invalid == "inadmissible"
+        assert game.step("11").invalid == "inadmissible", "the server refuses it, and the session goes on"
         while result is None or not result.done:
             middle = (low + high) // 2
             result = game.step(str(middle))
             low, high = (middle + 1, high) if "higher" in result.observation.text else (low, middle - 1)
         assert result.success
         game.close()
+    numbers = [str(number) for number in range(1, 11)]
+    assert check_tasks(tasks_fn("openenv:openenv_game_of_mine:app"), options={"actions": numbers}, num_tasks=2) == []
+
+
+@pytest.mark.slow
+def test_an_openenv_action_that_lists_its_values_has_choices(tmp_path, monkeypatch):
+    pytest.importorskip("openenv")
+    listed = SERVER.replace("number: int = Field(ge=1, le=10)", 'number: Literal["1", "2", "3"]')
+    listed = listed.replace("action.number", "int(action.number)").replace("randint(1, 10)", "randint(1, 3)")
+    (tmp_path / "openenv_choice_of_mine.py").write_text(listed)
+    monkeypatch.chdir(tmp_path)
+    task = panel("openenv:openenv_choice_of_mine:app", max_tasks=1)[0]
+    game = task.make_env()
+    assert game.reset().choices == ("1", "2", "3")
+    assert game.step("4").invalid == "inadmissible"
+    assert task.demonstrate is not None
+    assert set(task.demonstrate(0)) <= {"1", "2", "3"}
+    game.close()
 
 
 @pytest.mark.parametrize("server", ["http://127.0.0.1:9", "no/such:image"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +14,8 @@ from spear_rl.engines.models.tiny import tiny_model
 from spear_rl.errors import ConfigError
 from spear_rl.rollout import ChatRenderer, Observation, StepResult, Task, collect_groups
 from spear_rl.rollout.collect import demonstration
-from spear_rl.rollout.rendering.renderer import LAYOUTS, merged
+from spear_rl.rollout.rendering.conversation import merged, tool_results
+from spear_rl.rollout.rendering.renderer import LAYOUTS
 from spear_rl.train.step import collate
 from spear_rl.types import Completion
 
@@ -304,3 +307,71 @@ def test_a_template_that_does_not_say_how_an_answer_ends_leaves_it_to_the_tokeni
     renderer = ChatRenderer(tokenizer)
     assert renderer.answer("look")[-1] == tokenizer.eos_token_id
     assert renderer.prompt([{"role": "user", "content": "?"}])
+
+
+SCHEMA = {"type": "object", "properties": {"query": {"type": "string", "description": "What."}}, "required": ["query"]}
+TOOL = {"type": "function", "function": {"name": "look_up", "description": "Looks up.", "parameters": SCHEMA}}
+NEEDS_CALLS = (
+    "{% for m in messages %}{% if m.role == 'tool' and not m.tool_call_id %}{{ raise_exception('no id') }}{% endif %}"
+    "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def with_tools(replies: list[str]) -> Task:
+    class Tools(Game):
+        def reset(self) -> Observation:
+            return Observation("You see a desk.")
+
+        def step(self, action: str) -> StepResult:
+            self.told.append(action)
+            return StepResult(Observation(replies[len(self.told) - 1]), done=len(self.told) == len(replies))
+
+    return Task("t", Tools, instructions="Obey the rules.", instructions_role="system", tools=(json.dumps(TOOL),))
+
+
+def prompts_of(tokenizer, texts, replies):
+    renderer = ChatRenderer(tokenizer)
+    generator = Scripted(renderer, tokenizer, texts)
+    task = with_tools(replies)
+    collect_groups([task], group_size=1, generator=generator, renderer=renderer, max_turns=5, step=0,
+                   layout=LAYOUTS["chat"])  # fmt: skip
+    return [tokenizer.decode(prompt) for prompt in generator.prompts]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tools_are_described_by_the_template_where_it_can_and_else_in_words(family):
+    [first, *_] = prompts_of(tokenizer_of(family), ["done"], ["over"])
+    template = (FOLDER / f"{family}.jinja").read_text()
+    assert "look_up" in first
+    assert "Obey the rules." in first
+    assert ("To call one, write" in first) == ("tools" not in template), "described once, by one of the two"
+    assert first.count('"look_up"') == 1
+
+
+@pytest.mark.parametrize("family", ["qwen2_5", "qwen3"])
+def test_prompts_with_tools_are_what_the_template_says(family):
+    tokenizer, call = tokenizer_of(family), '<tool_call>\n{"name": "look_up"}\n</tool_call>'
+    results = ["a desk", "two\n\nlines"]
+    reply = "\n".join(f"<tool_response>\n{result}\n</tool_response>" for result in results)
+    first, second = prompts_of(tokenizer, [call, "done"], [reply, "over"])
+    messages = [{"role": "system", "content": "Obey the rules."}, {"role": "user", "content": "You see a desk."}]
+    assert first == rendered(tokenizer, messages, tools=[TOOL])
+    messages += [{"role": "assistant", "content": call}, *({"role": "tool", "content": text} for text in results)]
+    assert second.rpartition(call)[2] == rendered(tokenizer, messages, tools=[TOOL]).rpartition(call)[2]
+
+
+def test_a_template_that_wants_calls_before_results_gets_them_as_the_users_text():
+    tokenizer = copy.deepcopy(tokenizer_of("qwen2_5"))
+    tokenizer.chat_template = NEEDS_CALLS
+    reply = "<tool_response>\na desk\n</tool_response>"
+    first, second = prompts_of(tokenizer, ["look_up()", "done"], [reply, "over"])
+    assert '"look_up"' in first
+    assert f"<|im_start|>user\n{reply}<|im_end|>" in second
+
+
+def test_a_reply_that_is_not_results_alone_stays_the_users():
+    assert tool_results("<tool_response>\na\n</tool_response>\nand more") == []
+    assert tool_results("<tool_response>\nunclosed") == []
+    assert [message["content"] for message in tool_results("<tool_response>\na\n</tool_response>")] == ["a"]

@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 from spear_rl.envs import ENVIRONMENTS
 from spear_rl.envs.tools.functions import argument_fault, as_text, tool_of
 from spear_rl.errors import ConfigError
+from spear_rl.rollout.env import Observation
 from spear_rl.rollout.rendering.tool_calls import FORMATS, calls_in, written
+from spear_rl.rollout.workers.pool import Pool
+from spear_rl.rollout.workers.runner import Failure
 from spear_rl.testing import check_tasks
 
 USER = '''
@@ -37,7 +40,12 @@ def much() -> str:
     """Gives much."""
     return "x" * 10_000_000
 
-functions = [add, fails, leaves, much]
+def sleeps() -> str:
+    """Never returns."""
+    import time
+    time.sleep(1000)
+
+functions = [add, fails, leaves, much, sleeps]
 
 class Counter:
     def __init__(self):
@@ -232,6 +240,20 @@ def test_questions_over_the_generated_corpus_pass_the_check_and_ask_of_other_peo
     assert not people[0] & people[1]
 
 
+def test_a_tool_that_hangs_costs_its_episode_and_no_other(user_module):
+    options = {"tools": f"{user_module}:functions", "problems": f"{user_module}:sums"}
+    tasks = ENVIRONMENTS["tools"]("train", **options)
+    with Pool(num_workers=2, step_timeout=3) as pool:
+        pool.open(1, tasks[0])
+        pool.open(2, tasks[1])
+        assert all(isinstance(answer, Observation) for _, answer in pool.answers(2))
+        pool.step(1, "sleeps()")
+        pool.step(2, "add(a=2, b=5)")
+        found = dict(pool.answers(2))
+    assert isinstance(found[1], Failure)
+    assert "7" in found[2].observation.text
+
+
 SERVER = textwrap.dedent(
     """
     import os
@@ -242,6 +264,16 @@ SERVER = textwrap.dedent(
     def add(a: int, b: int) -> int:
         "Adds."
         return a + b
+
+    @server.tool()
+    def much() -> str:
+        "Gives much."
+        return "x" * 10_000_000
+
+    @server.tool()
+    def fails() -> str:
+        "Fails."
+        raise ValueError("no")
 
     @server.tool()
     def die() -> str:
@@ -261,6 +293,8 @@ def test_an_mcp_server_that_dies_fails_the_episode_in_one_sentence_and_is_starte
     env = task.make_env()
     env.reset()
     assert "5" in env.step("add(a=2, b=3)").observation.text
+    assert "characters, of which" in env.step("much()").observation.text
+    assert "Error" in env.step("fails()").observation.text
     with pytest.raises(RuntimeError, match="does not answer") as caught:
         env.step("die()")
     assert "\n" not in str(caught.value)
@@ -273,3 +307,18 @@ def test_an_mcp_command_that_is_not_there_is_one_sentence(user_module):
     require_mcp()
     with pytest.raises(ConfigError, match="does not answer"):
         ENVIRONMENTS["tools"]("train", tools="mcp:/no/such/server", problems=f"{user_module}:sums")
+
+
+@pytest.mark.slow
+def test_an_mcp_server_that_hangs_fails_the_episode(tmp_path, user_module, monkeypatch):
+    require_mcp()
+    from spear_rl.envs.tools import mcp
+
+    (tmp_path / "server.py").write_text(SERVER.replace("os._exit(3)", "__import__('time').sleep(1000)"))
+    command = f"mcp:{sys.executable} server.py hanging"
+    env = ENVIRONMENTS["tools"]("train", tools=command, problems=f"{user_module}:sums")[0].make_env()
+    env.reset()
+    monkeypatch.setattr(mcp, "CALL_SECONDS", 1.0)
+    with pytest.raises(RuntimeError, match="does not answer") as caught:
+        env.step("die()")
+    assert "\n" not in str(caught.value)

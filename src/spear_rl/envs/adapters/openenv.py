@@ -31,12 +31,15 @@ from spear_rl.envs.adapters.shared import (
     state_key,
     user_function,
 )  # fmt: skip
+from spear_rl.envs.shared.answer_tags import ParsedAnswer
 from spear_rl.errors import ConfigError, OptionError
 from spear_rl.rollout.env import INADMISSIBLE, Observation, StepResult, Task
 from spear_rl.settings.ranges import Length, OneOf, Range, has_checked_options
 
 START_SECONDS = 120.0
 _URL = re.compile(r"(https?|wss?)://")
+_REFUSED = "VALIDATION_ERROR"
+"""What a server answers to an action against its schema; the session goes on."""
 _HIDDEN = ("done", "reward", "metadata")
 """Fields of an observation that are no part of its text."""
 
@@ -51,6 +54,8 @@ class Server:
     kind: str = "string"
     """The field's JSON type."""
     observation_field: str = ""
+    choices: tuple[str, ...] = ()
+    """The field's values, where the schema lists them."""
 
 
 @has_checked_options
@@ -73,9 +78,9 @@ def tasks(
         action_field: the field of an action that the policy fills; by default the only required one. With several the
             policy writes an action as JSON.
         observation_field: the field of an observation that the policy reads; by default all of them.
-        actions: the moves that random play draws from.
-        expert: random (the first solved, or else the best, of `tries` random episodes; needs `actions`), none, or
-            your module:function from the first observation, a dict, and a seed to a list of moves.
+        actions: the moves that random play draws from; by default those that the schema of an action lists.
+        expert: random (the first solved, or else the best, of `tries` random episodes; needs moves), none, or your
+            module:function from the first observation, a dict, and a seed to a list of moves.
     """
     server, told = _described(id, action_field, observation_field)
     if expert not in EXPERTS:
@@ -87,7 +92,7 @@ def tasks(
             family=id,
             instructions=instructions or told,
             answer_format=ANSWER_FORMAT,
-            demonstrate=_demonstrator(server, seed, expert, tries, random_turns, tuple(actions)),
+            demonstrate=_demonstrator(server, seed, expert, tries, random_turns, tuple(actions) or server.choices),
         )
         for name, seed in seeds(split, max_tasks)
     )
@@ -119,12 +124,21 @@ def _described(id: str, action_field: str, observation_field: str) -> tuple[Serv
     if action_field and action_field not in properties:
         raise OptionError(f"action_field: an action of {id} has no {action_field}; it has: {', '.join(properties)}")
     field = action_field or (needed[0] if len(needed) == 1 else "")
-    kind = str(properties.get(field, {}).get("type", "string"))
+    described = _resolved(properties.get(field, {}), schema)
+    kind, listed = str(described.get("type", "string")), described.get("enum", ())
+    choices = tuple(listed) if all(isinstance(value, str) for value in listed) else ()
     if field and kind in ("string", "integer", "number", "boolean"):
-        said = f"the {field} ({kind}) of your action"
+        said = f"one of: {', '.join(choices)}" if choices else f"the {field} ({kind}) of your action"
     else:
-        field, said = "", f"your action as JSON, an object with {', '.join(properties) or 'no fields'}"
-    return Server(id, field, kind, observation_field), f"Answer within <action></action> with {said}."
+        field, said, choices = "", f"your action as JSON, an object with {', '.join(properties) or 'no fields'}", ()
+    return Server(id, field, kind, observation_field, choices), f"Answer within <action></action> with {said}."
+
+
+def _resolved(described: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a field's schema says, or what it refers to, as for an Enum."""
+    [reference] = [part["$ref"] for part in (described, *described.get("allOf", ())) if "$ref" in part][:1] or [""]
+    found = schema.get("$defs", {}).get(str(reference).rpartition("/")[2], described)
+    return found if isinstance(found, Mapping) else {}
 
 
 def _schema(address: str, id: str) -> dict[str, Any]:
@@ -213,10 +227,14 @@ class OpenEnvEnv:
         said = answered(action)
         move = None if said.invalid else self._action(said.command)
         if move is None:
-            invalid = said.invalid or INADMISSIBLE
-            return StepResult(self._last, invalid=invalid, success=False, action=said.command)
+            return self._refused(said)
+        try:
+            result = self._client.step(move)
+        except RuntimeError as error:
+            if _REFUSED not in str(error):
+                raise
+            return self._refused(said)
         self._said.append(said.command)
-        result = self._client.step(move)
         reward = float(result.reward or 0.0)
         self._last = self._observation(result.observation)
         done = bool(result.done)
@@ -229,9 +247,15 @@ class OpenEnvEnv:
             client, self._client = self._client, None
             client.close()
 
+    def _refused(self, said: ParsedAnswer) -> StepResult:
+        return StepResult(self._last, invalid=said.invalid or INADMISSIBLE, success=False, action=said.command)
+
     def _action(self, said: str) -> dict[str, Any] | None:
         """The action that is said; None if it is none."""
         server = self._server
+        if server.choices:
+            said = next((choice for choice in server.choices if choice.lower() == said.lower()), "")
+            return {server.action_field: said} if said else None
         if server.action_field and server.kind == "string":
             return {server.action_field: said}
         try:
@@ -255,4 +279,5 @@ class OpenEnvEnv:
         texts = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in shown.values()]
         if len(texts) > 1:
             texts = [f"{name}: {text}" for name, text in zip(shown, texts, strict=True)]
-        return Observation("\n".join(texts) or "(nothing to see)", state_key=state_key(self._said))
+        text = "\n".join(texts) or "(nothing to see)"
+        return Observation(text, state_key=state_key(self._said), choices=self._server.choices)

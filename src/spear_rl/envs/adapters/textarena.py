@@ -2,6 +2,7 @@
 
 import io
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from spear_rl.settings.ranges import Length, OneOf, Range, has_checked_options, 
 MAX_OPPONENT_TURNS = 1000
 """Turns in a row without the policy's; more end the episode with an error."""
 
+_WORD_LIST = re.compile(r"nltk\.download\('(\w+)'\)")
 REWARDS = {"game": "the game's own, also for progress", "win": "1 for a game that is won, else 0"}
 
 
@@ -45,21 +47,28 @@ class Game:
 
     def make(self) -> tuple[Any, bool]:
         """The game without TextArena's wrappers, and whether they put actions into brackets."""
-        textarena = package("textarena", extra="textarena")
+        textarena = _textarena()
         registry = package("textarena.envs.registration", extra="textarena").ENV_REGISTRY
         if self.id not in registry:
             raise ConfigError(f"task.env: TextArena has no game {self.id!r}{nearest(self.id, registry)}")
         try:
-            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # downloads of word lists
-                env, has_brackets = textarena.make(self.id, **self.kwargs), False
+            env, has_brackets = textarena.make(self.id, **self.kwargs), False
         except (TypeError, AssertionError) as error:
             raise OptionError(f"{', '.join(self.kwargs) or 'id'}: making {self.id} raised {one_line(error)}") from error
         except Exception as error:  # word lists, packages and Python versions of single games
+            if words := _WORD_LIST.search(str(error)):
+                needed = f"nltk's word list {words[1]!r}: python -m nltk.downloader {words[1]}"
+                raise MissingExtraError(f"task.env: textarena:{self.id} needs {needed}") from error
             raise MissingExtraError(f"task.env: textarena:{self.id} cannot be made here: {one_line(error)}") from error
         while isinstance(env, textarena.Wrapper):
             has_brackets |= type(env).__name__ == "ActionFormattingWrapper"
             env = env.env
         return env, has_brackets
+
+
+def _textarena() -> Any:
+    with redirect_stderr(io.StringIO()):  # nltk keeps the stderr of its import for errors of its downloads
+        return package("textarena", extra="textarena")
 
 
 @has_checked_options
@@ -226,10 +235,12 @@ class TextArenaEnv:
 
     @contextmanager
     def _own_stream(self) -> Iterator[None]:
+        """A random stream of its own, and nothing printed: some games do."""
         outside = random.getstate()
         random.setstate(self._random)
         try:
-            yield
+            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+                yield
         finally:
             self._random = random.getstate()
             random.setstate(outside)

@@ -16,6 +16,8 @@ from spear_rl.errors import MissingExtraError, OptionError
 from spear_rl.io.escaping import clipped, in_words
 
 START_SECONDS, CALL_SECONDS = 60.0, 60.0
+_LOST = (-32000, -32001)
+"""Codes of errors that are no answer: the connection is closed, and no answer in time."""
 
 
 def server_tools(spec: str) -> tuple[Tool, ...]:
@@ -51,6 +53,7 @@ class _Server:
         threading.Thread(target=self._loop.run_forever, name=f"mcp {spec[:40]}", daemon=True).start()
         self._lock = threading.Lock()
         self._client: Any = None
+        self._session_task: Future[None] = Future()
         self._log: Any = None
 
     def listed(self) -> list[Any]:
@@ -71,29 +74,38 @@ class _Server:
         try:
             return asyncio.run_coroutine_threadsafe(request(client), self._loop).result(CALL_SECONDS + 5)
         except Exception as error:
-            closed = getattr(_package("mcp.types"), "CONNECTION_CLOSED", -32000)
             code = getattr(getattr(error, "error", None), "code", None)
-            if isinstance(error, self._mcp.MCPError) and code != closed:
+            if isinstance(error, self._mcp.MCPError) and code not in _LOST:
                 raise RuntimeError(str(error)) from error  # the server answers, and refuses
-            self._client = None
-            raise ServerLostError(self._lost(error)) from error
+            self._end(client)
+            raise ServerLostError(self._lost(TimeoutError() if code == _LOST[1] else error)) from error
+
+    def _end(self, client: Any) -> None:
+        """Ends a session that is lost, with its process; the next call starts another."""
+        with self._lock:
+            if self._client is client:
+                self._client = None
+                self._session_task.cancel()
 
     def _start(self) -> None:
         started: Future[Any] = Future()
-        asyncio.run_coroutine_threadsafe(self._session(started), self._loop)
+        self._session_task = asyncio.run_coroutine_threadsafe(self._session(started), self._loop)
         try:
             self._client = started.result(START_SECONDS)
         except Exception as error:
+            self._session_task.cancel()
             raise ServerLostError(self._lost(error)) from error
 
     async def _session(self, started: "Future[Any]") -> None:
         """Opens the connection and keeps it until the server goes, in one task, as its context asks."""
+        client: Any = None
         try:
             async with self._mcp.Client(self._transport()) as client:
                 started.set_result(client)
                 await asyncio.Event().wait()
         except BaseException as error:
-            self._client = None
+            if self._client is client:  # not the one that has followed it
+                self._client = None
             if not started.done():
                 started.set_exception(RuntimeError(in_words(_first(error))))
 

@@ -31,7 +31,7 @@ def tasks_from_other_venv(split: str, *, python: str, name: str, **options: Any)
         raise ConfigError(f"{name} gives no tasks with {panel.python}: {error}") from error
     return tuple(
         Task(
-            **fields,
+            **fields | {"tools": tuple(fields["tools"])},
             make_env=partial(_make_env, panel, fields["id"]),
             demonstrate=partial(_demonstrate, panel, fields["id"]) if has_expert else None,
         )
