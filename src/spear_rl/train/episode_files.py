@@ -169,3 +169,9 @@ def remove_later(run_dir: Path, step: int, *, eval_step: int) -> None:
             named = re.fullmatch(r"(?:step|replayed|also_[\w.-]+_step)_(\d{6,18})\.jsonl", path.name)
             if named and int(named[1]) >= first and path.is_file():
                 path.unlink()
+    if any((run_dir / TRAJECTORIES).glob("*.parquet")):
+        from spear_rl.io.episodes.parts import (
+            remove_later_steps,
+        )  # needs pyarrow, which a run without them need not have
+
+        remove_later_steps(run_dir / TRAJECTORIES, step)

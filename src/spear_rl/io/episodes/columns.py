@@ -1,7 +1,7 @@
 """The columns of a part, and episodes as rows of them.
 
-The columns of an episode are repeated on each of its turns, where run lengths and dictionaries make them almost free. So
-one file is complete in itself, any parquet reader understands it, and the index of a run is a projection of it.
+The columns of an episode are repeated on each of its turns, where run lengths and dictionaries make them almost free.
+So a file is complete in itself, any parquet reader understands it, and the index of a run is a projection of it.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ TURN = {
     "images": pa.large_list(pa.large_binary()),
     "last_observation": pa.large_string(),
 }
-"""Columns of a turn; -1 is the one row of an episode without turns. A prompt begins with the first `prompt_kept` tokens of
-the turn before it (its prompt and answer), and goes on with `prompt_ids`; the same for images. `entropies` is null where
-the engine gives none, `last_observation` where another turn follows."""
+"""Columns of a turn; -1 is the one row of an episode without turns. A prompt begins with the first `prompt_kept` tokens
+of the turn before it (its prompt and answer), and goes on with `prompt_ids`; the same for images. `entropies` is null
+where the engine gives none, `last_observation` where another turn follows."""
 
 TEXTS = (
     "observation", "text", "action", "state_key", "prompt_ids", "token_ids", "logprobs", "entropies", "images",
@@ -84,25 +84,22 @@ def table_of(
 ) -> pa.Table:
     """The episodes of a step, one row per turn; the lists have one entry per episode, in the order of the groups."""
     columns: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
-    played = [(place, group, t) for place, group in enumerate(groups) for t in group.trajectories]
-    for number, (place, group, t) in enumerate(played):
+    of_group = [(place, group, group.success) for place, group in enumerate(groups)]
+    played = [(place, group, solved, t) for place, group, solved in of_group for t in group.trajectories]
+    for number, (place, group, solved, t) in enumerate(played):
         count = max(len(t.turns), 1)
         advantages = list(turn_advantages[number]) if turn_advantages else []
         reasons = list(dropped[number]) if dropped else []
-        about = _about(step, place, number, group, t, advantages, reasons)
+        about = _about(t, group, advantages, reasons)
+        about |= {"step": step, "group": place, "episode": number, "group_success": solved}
         for name, value in about.items():
             columns[name] += [value] * count
         _add_turns(columns, t, advantages or [None] * count, reasons or [""] * count)
     return _table(columns)
 
 
-def _about(
-    step: int, place: int, number: int, group: Group, t: Trajectory, advantages: list[float], reasons: list[str]
-) -> dict[str, Any]:
+def _about(t: Trajectory, group: Group, advantages: list[float], reasons: list[str]) -> dict[str, Any]:
     return {
-        "step": step,
-        "group": place,
-        "episode": number,
         "task": group.task_id,
         "family": group.info.get("family", ""),
         "success": t.success,
@@ -114,7 +111,6 @@ def _about(
         "tool_turns": t.num_tool_turns,
         "tokens": t.num_tokens,
         "given": t.num_given,
-        "group_success": group.success,
         "dropped": reasons_text(reasons),
         "measures": json.dumps(t.metrics) if t.metrics else "",
     }
@@ -203,7 +199,7 @@ def table_of_json(episodes: Iterable[Mapping[str, Any]], step: int) -> pa.Table:
         place, task = (place, task) if episode.get("task") == task else (place + 1, episode.get("task"))
         advantages = [turn["advantage"] for turn in turns if turn.get("advantage") is not None]
         measures = episode.get("metrics")
-        about = {name: None for name in EPISODE} | {
+        about = dict.fromkeys(EPISODE) | {
             "step": step,
             "group": place,
             "episode": number,

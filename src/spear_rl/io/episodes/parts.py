@@ -1,7 +1,7 @@
 """The files of a run's episodes: trajectories/steps_FIRST_LAST.parquet, whole or not there.
 
-A step is written as a part of its own, so that a reader sees it at once. Every `MERGED` of them become one part. The merged
-part is there before its sources go, so after a kill both may be: a part within the steps of another counts for nothing.
+A step is written as a part of its own, so that a reader sees it at once. Every `MERGED` of them become one part. It is
+there before its sources go, so after a kill both may be: a part within the steps of another counts for nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from spear_rl.io.jsonl import append_row, mend_rows, read_rows
 from spear_rl.types import Group
 
 MERGED = 32
+SMALL = 4 * 2**20
+"""Bytes of a part that is merged with others; a larger one is large enough."""
 ROWS = 4096
 """Rows of a row group: what has to be read to show one episode, at least."""
 PIECES = "token_texts.jsonl"
@@ -93,22 +95,37 @@ class EpisodeWriter:
         table = table_of(step, groups, turn_advantages, dropped)
         self._write_pieces(step, table)
         write_part(part.path, [table])
-        single = [part for part in parts_in(self.folder) if part.first == part.last and not part.is_thin]
-        if len(single) >= MERGED:
-            self._merge(single)
+        self._merge_steps(parts_in(self.folder), MERGED)
         self._keep_bound()
 
-    def _merge(self, parts: Sequence[Part]) -> None:
-        """Several parts into one, with larger row groups; one that cannot be read stays as it is."""
-        tables = [table for part in parts if (table := _read(part)) is not None]
-        if len(tables) < len(parts):
-            parts = [part for part in parts if _read(part) is not None]
-        if len(parts) > 1:
-            write_part(Part.of(self.folder, parts[0].first, parts[-1].last).path, tables, is_flushed=True)
-            _remove(parts)
+    def _merge_steps(self, parts: Sequence[Part], fewest: int) -> None:
+        """Small parts of one step into larger ones, once there are enough; what is between them stays between them."""
+        is_small = [part.first == part.last and not part.is_thin and _size(part) <= SMALL for part in parts]
+        if sum(is_small) < fewest:
+            return
+        run = list[tuple[Part, pa.Table]]()
+        for part, small in zip(parts, is_small, strict=True):
+            table = _read(part) if small else None
+            if table is not None:
+                run.append((part, table))
+            else:
+                self._merge(run)
+                run = []
+        self._merge(run)
+
+    def _merge(self, run: Sequence[tuple[Part, pa.Table]]) -> None:
+        if len(run) > 1:
+            merged = Part.of(self.folder, run[0][0].first, run[-1][0].last)
+            write_part(merged.path, [table for _, table in run], is_flushed=True)
+            _remove([part for part, _ in run])
 
     def _keep_bound(self) -> None:
         parts = parts_in(self.folder)
+        if sum(map(_size, parts)) <= self.max_bytes:
+            return
+        if all(part.is_thin or part.first == part.last for part in parts[:-1]):
+            self._merge_steps(parts[:-1], 2)  # most of a small part without its texts is its header
+            parts = parts_in(self.folder)
         sizes = {part: _size(part) for part in parts}
         total = sum(sizes.values())
         for part in parts[:-1]:
