@@ -2,8 +2,7 @@
 
     python benchmarks/episode_store.py [--turns 1000000] [--keep FOLDER]
 
-A step is as large as one of `quickstart`: 64 episodes of five turns. Seconds of writing are of the CPU and of the clock,
-merging included.
+A step is as large as one of `quickstart`: 64 episodes of five turns. The mean time of writing includes merging.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ GROUPS, SIBLINGS, TURNS = 8, 8, 5
 THINGS = ("mug", "apple", "knife", "lamp", "plate", "soap bar", "credit card", "pencil")
 FAMILIES = ("pick", "clean", "heat", "cool", "examine", "pick two")
 DIFFERENT = 64
-"""Steps that differ; a longer run repeats their texts with other numbers, as making them would take most of the time."""
+"""Steps that differ; a longer run repeats their texts with other numbers, as making them takes long."""
 
 
 def main() -> None:

@@ -198,7 +198,7 @@ def _tried(read: Callable[[Path], tuple[pa.Table, str]], path: Path) -> tuple[pa
 def _of_part(path: Path) -> tuple[pa.Table, str]:
     # A schema that a file brings along may name types of its own; ours is what counts.
     with pq.ParquetFile(path, read_dictionary=list(NAMES)) as file:
-        rows = file.read(columns=[*EPISODE, "turn"])
+        rows = file.read(columns=[*EPISODE, "turn"], use_threads=False)
     table = rows.filter(pc.less_equal(rows.column("turn"), 0)).drop_columns(["turn"])
     return table.select(_SCHEMA.names).cast(_SCHEMA), ""
 

@@ -1,0 +1,186 @@
+"""What the pages read: the runs in a folder. Files grow while they are read, and only what is new is read again."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+import numpy as np
+
+from spear_rl.errors import UserError
+from spear_rl.io.episodes.index import Episodes
+from spear_rl.io.escaping import one_line
+from spear_rl.train.episode_files import DRAWS, TRAJECTORIES, draws_of
+
+MARKS = ("config.toml", "metrics.jsonl")
+"""A folder with one of these is a run."""
+_DEPTH = 4
+_MAX_RUNS = 1000
+
+
+@dataclass
+class GrowingRows:
+    """A file with one JSON object with a step per line, to which a run appends."""
+
+    path: Path
+    by_step: dict[int, dict[str, Any]] = field(default_factory=dict)
+    num_damaged: int = 0
+    _read: tuple[int, int] = (-1, 0)
+    """The file's inode, and the bytes of it that were read."""
+
+    def refresh(self) -> None:
+        try:
+            with self.path.open("rb") as file:
+                stat = os.fstat(file.fileno())
+                if stat.st_ino != self._read[0] or stat.st_size < self._read[1]:  # a resume wrote it anew
+                    self.by_step, self.num_damaged, self._read = {}, 0, (stat.st_ino, 0)
+                file.seek(self._read[1])
+                content = file.read()
+        except OSError:
+            return
+        whole = content[: content.rfind(b"\n") + 1]  # the last line may still be written
+        self._read = self._read[0], self._read[1] + len(whole)
+        for line in whole.splitlines():
+            try:
+                row = json.loads(line)
+                if not isinstance(row, dict) or type(row.get("step")) is not int:
+                    raise ValueError("no row")
+                self.by_step[row["step"]] = row
+            except (ValueError, RecursionError):
+                self.num_damaged += bool(line.strip())
+
+    def fault(self) -> list[str]:
+        lines = "line is" if self.num_damaged == 1 else "lines are"
+        return [f"{self.path.name}: {self.num_damaged} {lines} damaged and not shown"] if self.num_damaged else []
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One time that replay drew an episode."""
+
+    step: int
+    episode: tuple[int, int]
+    """The step it was played at, and its place there."""
+    age: int
+    advantage: float | None
+    """A, when it was played."""
+    advantage_today: float | None
+    """A', with which it trained."""
+
+
+class Run:
+    """One run folder."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.folder = name, folder
+        self.metrics, self.evaluations = GrowingRows(folder / "metrics.jsonl"), GrowingRows(folder / "eval.jsonl")
+        self.draws, self.warnings = GrowingRows(folder / DRAWS), GrowingRows(folder / "warnings.jsonl")
+        self.episodes = Episodes(folder / TRAJECTORIES)
+        self._drawn: tuple[int, dict[tuple[int, int], list[Draw]]] = (0, {})
+        self._lock = RLock()
+
+    def refresh(self, *, episodes: bool) -> Run:
+        """Read what is new; the index of episodes, which takes longest, only where it is needed."""
+        with self._lock:
+            for rows in (self.metrics, self.evaluations, self.draws, self.warnings):
+                rows.refresh()
+            if episodes:
+                self.episodes.refresh()
+        return self
+
+    @property
+    def step(self) -> int:
+        """The newest step with metrics; -1 without any."""
+        return max(self.metrics.by_step, default=-1)
+
+    @property
+    def is_finished(self) -> bool:
+        return (self.folder / "summary.json").is_file()
+
+    @property
+    def faults(self) -> list[str]:
+        rows = (self.metrics, self.evaluations, self.draws, self.warnings)
+        return [*(fault for one in rows for fault in one.fault()), *self.episodes.faults]
+
+    def drawn(self) -> dict[tuple[int, int], list[Draw]]:
+        """Episode -> its draws, oldest first."""
+        if self._drawn[0] != len(self.draws.by_step):
+            found: dict[tuple[int, int], list[Draw]] = {}
+            for step, row in sorted(self.draws.by_step.items()):
+                for draw in _draws(step, row):
+                    found.setdefault(draw.episode, []).append(draw)
+            self._drawn = len(self.draws.by_step), found
+        return self._drawn[1]
+
+    def is_replayed(self) -> np.ndarray[Any, Any]:
+        """Of every episode in the index whether replay ever drew it."""
+        drawn = np.array([step * 10**6 + number for step, number in self.drawn()], dtype=np.int64)
+        keys = self.episodes.numbers("step").astype(np.int64) * 10**6 + self.episodes.numbers("episode")
+        found: np.ndarray[Any, Any] = np.isin(keys, drawn)
+        return found
+
+    def warning_texts(self) -> list[tuple[int, str]]:
+        lists = [(step, row.get("warnings")) for step, row in sorted(self.warnings.by_step.items())]
+        found = [(step, given) for step, given_here in lists if isinstance(given_here, list) for given in given_here]
+        return [(step, str(given["text"])) for step, given in found if isinstance(given, dict) and "text" in given]
+
+
+def _draws(step: int, row: dict[str, Any]) -> Iterator[Draw]:
+    for draw in draws_of(row):
+        played, _, number = str(draw["episode"]).partition("/")
+        if played.isdecimal() and number.isdecimal() and len(played) < 10 and len(number) < 10:
+            values = [draw.get(name) for name in ("advantage", "advantage_today")]
+            then, today = (float(value) if isinstance(value, int | float) else None for value in values)
+            yield Draw(step, (int(played), int(number)), step - int(played), then, today)
+
+
+class Runs:
+    """The runs below a folder, or the folder itself if it is a run; nothing outside of it is ever opened."""
+
+    def __init__(self, root: Path) -> None:
+        if not root.is_dir():
+            raise UserError(f"{root} is no folder: name a run or a folder of runs")
+        self.root = root.resolve()
+        self._open: dict[str, Run] = {}
+        self._lock = RLock()
+
+    @cached_property
+    def is_single(self) -> bool:
+        return _is_run(self.root)
+
+    def names(self) -> list[str]:
+        """Paths of runs below the folder, in order."""
+        if self.is_single:
+            return [self.root.name]
+        found = list[str]()
+        for folder, below, _ in os.walk(self.root, followlinks=False):
+            here = Path(folder)
+            depth = len(here.relative_to(self.root).parts)
+            if depth and _is_run(here):
+                found.append(here.relative_to(self.root).as_posix())
+                below.clear()
+            below[:] = sorted(name for name in below if not name.startswith(".")) if depth < _DEPTH else []
+            if len(found) >= _MAX_RUNS:
+                break
+        return found
+
+    def get(self, name: str, *, episodes: bool = False) -> Run:
+        """A run, up to date; KeyError for one that is not there or not inside."""
+        with self._lock:
+            if name not in self._open:
+                folder = self.root if self.is_single and name == self.root.name else self.root / name
+                if "\0" in name or not folder.resolve().is_relative_to(self.root) or not _is_run(folder):
+                    raise KeyError(f"there is no run {one_line(name)}")
+                self._open[name] = Run(name, folder)
+            run = self._open[name]
+        return run.refresh(episodes=episodes)
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in MARKS)
