@@ -34,7 +34,7 @@ from spear_rl.train.callbacks import WARNINGS, Callback, Event
 from spear_rl.train.checkpoint import COLD_START, MANIFEST, checked_manifest, remove_leftovers, write_folder
 from spear_rl.train.cold_start import ColdStart, warmup_then_cosine
 from spear_rl.train.critic import critic_engine
-from spear_rl.train.episode_files import DRAWS, EVALUATIONS, TRAJECTORIES, remove_later, write_evaluation
+from spear_rl.train.episode_files import BUFFER, DRAWS, EVALUATIONS, TRAJECTORIES, remove_later, write_evaluation
 from spear_rl.train.evaluate import Evaluation, evaluation, merged
 from spear_rl.train.loop import MAX_WEIGHT, Trainer, WriteEpisodes
 from spear_rl.train.sampling_correction import corrected
@@ -283,7 +283,7 @@ def _open(config: Config, settings: str, start: Start, trackers: Trackers, callb
             _discard_cold_start(run_dir)
         notes += mend_rows(run_dir / "metrics.jsonl", from_step=start.step, complete=is_resumed)
         notes += mend_rows(run_dir / "eval.jsonl", from_step=start.eval_step)
-        for name in (DRAWS, WARNINGS):
+        for name in (DRAWS, BUFFER, WARNINGS):
             notes += mend_rows(run_dir / name, from_step=start.step)
         remove_later(run_dir, start.step, eval_step=start.eval_step)
         write_whole(run_dir / CONFIG, settings)

@@ -16,9 +16,9 @@ from spear_rl.io.jsonl import append_row, read_rows
 from spear_rl.types import Group, Trajectory
 
 if TYPE_CHECKING:
-    from spear_rl.replay.buffer import Replay
+    from spear_rl.replay.buffer import Remembered, Replay, ReplayBuffer
 
-TRAJECTORIES, EVALUATIONS, DRAWS = "trajectories", "evaluations", "draws.jsonl"
+TRAJECTORIES, EVALUATIONS, DRAWS, BUFFER = "trajectories", "evaluations", "draws.jsonl", "buffer.jsonl"
 MAX_EVALUATION = 32 * 2**20
 """Bytes of the episodes of one evaluation; what is beyond them is counted in the last line and not kept."""
 
@@ -153,6 +153,31 @@ class DrawLog:
             found = [draw for row in rows for draw in draws_of(row) if type(draw.get("text")) is int]
             self._texts = {str(draw["episode"]): (draw["text"], draw["played"]) for draw in found}
         return self._texts
+
+
+class BufferLog:
+    """Which episodes entered the replay buffer and which left it: a row of buffer.jsonl per step that changed it."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / BUFFER
+        self._before: set[tuple[int, int]] | None = None
+
+    def begin(self, buffer: ReplayBuffer[Remembered]) -> None:
+        """Before the first step: what a resumed run has stored entered earlier."""
+        if self._before is None:
+            self._before = _stored(buffer)
+
+    def write(self, step: int, buffer: ReplayBuffer[Remembered]) -> None:
+        """After a step."""
+        before, now = self._before or set(), _stored(buffer)
+        entered, left = ([f"{at}/{number}" for at, number in sorted(some)] for some in (now - before, before - now))
+        if entered or left:
+            append_row(self._path, {"step": step, "entered": entered, "left": left})
+        self._before = now
+
+
+def _stored(buffer: ReplayBuffer[Remembered]) -> set[tuple[int, int]]:
+    return {(stored.step, stored.item.number) for stored in buffer.items if stored.item.number >= 0}
 
 
 def draws_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:

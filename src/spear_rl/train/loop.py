@@ -18,7 +18,7 @@ from spear_rl.io.signals import Stop, Stopped
 from spear_rl.replay.buffer import Replay
 from spear_rl.train.callbacks import Callback, Event
 from spear_rl.train.checkpoint import checkpoints, load_state, save_checkpoint
-from spear_rl.train.episode_files import TRAJECTORIES, DrawLog, step_file, write_trajectories
+from spear_rl.train.episode_files import TRAJECTORIES, BufferLog, DrawLog, step_file, write_trajectories
 from spear_rl.train.evaluate import Evaluation
 from spear_rl.train.step import CollectFn, timed, train_step
 from spear_rl.train.stored_state import restoring
@@ -81,11 +81,13 @@ class Trainer:
     _before_step: dict[str, Any] | None = field(default=None, init=False)
     """`_played_state` before the episodes that are being played."""
     _draw_log: DrawLog = field(init=False)
+    _buffer_log: BufferLog = field(init=False)
 
     def __post_init__(self) -> None:
         max_age = self.algorithm.imitation.buffer.max_age if self.algorithm.imitation else 0
         is_complete = self.write_episodes is not None and self.trajectories_every == 1  # it has every text already
         has_texts = bool(self.trajectories_every) and not is_complete
+        self._buffer_log = BufferLog(self.run_dir)
         self._draw_log = DrawLog(self.run_dir, has_texts=has_texts, max_age=max_age)
 
     def run(self, steps: int) -> None:
@@ -146,6 +148,9 @@ class Trainer:
         path, drawn = step_file(self.run_dir, TRAJECTORIES, step), list[Replay]()
         is_dumped = self.trajectories_every and step % self.trajectories_every == 0
         write = partial(self.write_episodes, step) if self.write_episodes else partial(write_trajectories, path)
+        imitation = self.algorithm.imitation
+        if imitation:
+            self._buffer_log.begin(imitation.buffer)
         self.engine.set_learning_rate(self.learning_rate(step))
         metrics: Metrics = {}
         with timed("time/step", metrics):
@@ -162,6 +167,8 @@ class Trainer:
                 on_drawn=drawn.append,
             )
         self._draw_log.write(step, drawn)
+        if imitation:
+            self._buffer_log.write(step, imitation.buffer)
         for name in ("time/step", "time/rollout", "time/update"):
             self.seconds[name] = self.seconds.get(name, 0.0) + metrics[name]
         self.step += 1

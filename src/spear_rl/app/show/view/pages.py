@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import jinja2
+import numpy as np
 from markupsafe import Markup
 
 from spear_rl.app.show.view.curves import charts_of, curves_of
@@ -107,6 +108,7 @@ class Query:
     stop: str = ""
     dropped: str = ""
     replayed: str = ""
+    group: str = ""
     sort: str = "-step"
     page: str = "1"
 
@@ -136,6 +138,7 @@ class Query:
             stop=self.stop,
             dropped=self.dropped,
             replayed=choice.get(self.replayed),
+            group=int(self.group) if self.group.isdecimal() and len(self.group) < 9 else None,
         )
 
     @property
@@ -182,6 +185,40 @@ def episodes_page(run: Run, query: Query) -> str:
     )
 
 
+def groups_page(run: Run, query: Query) -> str:
+    """The groups that the wanted episodes are of."""
+    try:
+        rows, problem = run.episodes.where(query.wanted, run.is_replayed()), ""
+    except ConfigError as error:
+        rows, problem = run.episodes.where(Filter()), str(error)
+    names = ("step", "group", "success", "reward", "advantage", "turns")
+    numbers = {name: run.episodes.numbers(name)[rows].astype(float) for name in names}
+    _, first, of = np.unique(numbers["step"] * 10**6 + numbers["group"], return_index=True, return_inverse=True)
+    count = np.bincount(of, minlength=len(first))
+    means = {name: np.bincount(of, numbers[name], len(first)) / np.maximum(count, 1) for name in names}
+    by, descending = query.sort.removeprefix("-"), query.sort.startswith("-")
+    keys = count if by == "episodes" else means[by if by in means else "step"]
+    order = np.argsort(-keys if descending else keys, kind="stable")
+    pages = max(-(-len(order) // PAGE), 1)
+    here = min(max(int(query.page), 1), pages) if query.page.isdecimal() and len(query.page) < 9 else 1
+    shown = order[(here - 1) * PAGE : here * PAGE]
+    groups = [
+        about | {name: float(means[name][place]) for name in names[2:]} | {"episodes": int(count[place])}
+        for about, place in zip(run.episodes.rows(rows[first[shown]]), shown, strict=True)
+    ]
+    found = {"groups": groups, "total": len(order), "page": here, "pages": pages}
+    title = f"Groups of {run.name}"
+    return page("groups", title=title, run=run, names=[run.name], query=query, found=found, problem=problem)
+
+
+def replays_page(run: Run, step: int | None) -> str:
+    """What replay drew, newest first, each with a link to where it was played."""
+    draws = sorted((draw for all_of in run.drawn().values() for draw in all_of), key=lambda draw: -draw.step)
+    chosen = [draw for draw in draws if step is None or draw.step == step]
+    title = f"Replay in {run.name}" + ("" if step is None else f" at step {step}")
+    return page("replays", title=title, run=run, names=[run.name], draws=chosen[: 4 * PAGE], total=len(chosen))
+
+
 def episode_page(run: Run, step: int, number: int, *, colour: str = "advantage", full: bool = False) -> str | None:
     """One episode turn by turn; None if there is none."""
     shown = shown_episode(run, step, number, colour=colour, full=full)
@@ -207,6 +244,7 @@ def shown_episode(
     siblings = run.episodes.where(Filter(step=(step, step), group=episode["group"]))
     return episode | {
         "siblings": run.episodes.rows(siblings),
+        "stored": run.stored(step, number),
         "draws": run.drawn().get((step, number), []),
         "colour": colour,
         "colours": COLOURS,

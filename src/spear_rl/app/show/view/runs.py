@@ -16,7 +16,7 @@ import numpy as np
 from spear_rl.errors import UserError
 from spear_rl.io.episodes.index import Episodes
 from spear_rl.io.escaping import one_line
-from spear_rl.train.episode_files import DRAWS, TRAJECTORIES, draws_of
+from spear_rl.train.episode_files import BUFFER, DRAWS, TRAJECTORIES, draws_of
 
 MARKS = ("config.toml", "metrics.jsonl")
 """A folder with one of these is a run."""
@@ -72,6 +72,8 @@ class Draw:
     """A, when it was played."""
     advantage_today: float | None
     """A', with which it trained."""
+    task: str = ""
+    success: bool | None = None
 
 
 class Run:
@@ -80,7 +82,8 @@ class Run:
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder = name, folder
         self.metrics, self.evaluations = GrowingRows(folder / "metrics.jsonl"), GrowingRows(folder / "eval.jsonl")
-        self.draws, self.warnings = GrowingRows(folder / DRAWS), GrowingRows(folder / "warnings.jsonl")
+        self.draws, self.buffer = GrowingRows(folder / DRAWS), GrowingRows(folder / BUFFER)
+        self.warnings = GrowingRows(folder / "warnings.jsonl")
         self.episodes = Episodes(folder / TRAJECTORIES)
         self._drawn: tuple[int, dict[tuple[int, int], list[Draw]]] = (0, {})
         self._lock = RLock()
@@ -88,11 +91,15 @@ class Run:
     def refresh(self, *, episodes: bool) -> Run:
         """Read what is new; the index of episodes, which takes longest, only where it is needed."""
         with self._lock:
-            for rows in (self.metrics, self.evaluations, self.draws, self.warnings):
+            for rows in self._rows:
                 rows.refresh()
             if episodes:
                 self.episodes.refresh()
         return self
+
+    @property
+    def _rows(self) -> tuple[GrowingRows, ...]:
+        return self.metrics, self.evaluations, self.draws, self.buffer, self.warnings
 
     @property
     def step(self) -> int:
@@ -105,8 +112,7 @@ class Run:
 
     @property
     def faults(self) -> list[str]:
-        rows = (self.metrics, self.evaluations, self.draws, self.warnings)
-        return [*(fault for one in rows for fault in one.fault()), *self.episodes.faults]
+        return [*(fault for one in self._rows for fault in one.fault()), *self.episodes.faults]
 
     def drawn(self) -> dict[tuple[int, int], list[Draw]]:
         """Episode -> its draws, oldest first."""
@@ -117,6 +123,15 @@ class Run:
                     found.setdefault(draw.episode, []).append(draw)
             self._drawn = len(self.draws.by_step), found
         return self._drawn[1]
+
+    def stored(self, step: int, number: int) -> tuple[int | None, int | None]:
+        """The steps at which an episode entered the replay buffer and left it, as far as they are known."""
+        found: dict[str, int] = {}
+        for at, row in self.buffer.by_step.items():
+            for what in ("entered", "left"):
+                if isinstance(row.get(what), list) and f"{step}/{number}" in row[what]:
+                    found[what] = at
+        return found.get("entered"), found.get("left")
 
     def is_replayed(self) -> np.ndarray[Any, Any]:
         """Of every episode in the index whether replay ever drew it."""
@@ -137,7 +152,9 @@ def _draws(step: int, row: dict[str, Any]) -> Iterator[Draw]:
         if played.isdecimal() and number.isdecimal() and len(played) < 10 and len(number) < 10:
             values = [draw.get(name) for name in ("advantage", "advantage_today")]
             then, today = (float(value) if isinstance(value, int | float) else None for value in values)
-            yield Draw(step, (int(played), int(number)), step - int(played), then, today)
+            place = int(played), int(number)
+            task, success = one_line(str(draw.get("task", ""))), draw.get("success")
+            yield Draw(step, place, step - int(played), then, today, task, None if success is None else bool(success))
 
 
 class Runs:
@@ -183,4 +200,7 @@ class Runs:
 
 
 def _is_run(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in MARKS)
+    try:
+        return any((folder / name).is_file() for name in MARKS)
+    except OSError:  # e.g. a name that is too long
+        return False

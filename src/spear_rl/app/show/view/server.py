@@ -14,7 +14,8 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from threading import Lock
+from urllib.parse import urlencode, urlsplit
 
 import uvicorn
 from starlette.applications import Starlette
@@ -83,7 +84,8 @@ class Guard:
             return None
         given = request.query_params.get("token", "")
         if hmac.compare_digest(given.encode(), self.token.encode()):
-            answer = RedirectResponse(request.url.remove_query_params("token").replace(scheme="", netloc=""), 303)
+            rest = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
+            answer = RedirectResponse(f"/{request.url.path.lstrip('/')}?{urlencode(rest)}", 303)
             answer.set_cookie(COOKIE, self.token, httponly=True, samesite="strict")
             return _with_headers(answer)
         if not hmac.compare_digest(request.cookies.get(COOKIE, "").encode(), self.token.encode()):
@@ -108,7 +110,7 @@ def _said(status: int, sentence: str) -> Response:
 
 def application(root: Path, *, host: str = "127.0.0.1", token: str = "") -> ASGIApp:
     """The pages of the runs in a folder, as an ASGI application."""
-    runs = Runs(root)
+    runs, lock = Runs(root), Lock()
 
     def asked(request: Request, *, episodes: bool = False) -> list[Run]:
         names = list(dict.fromkeys(request.query_params.getlist("run"))) or (runs.names() if runs.is_single else [])
@@ -141,6 +143,19 @@ def application(root: Path, *, host: str = "127.0.0.1", token: str = "") -> ASGI
             return _said(404, f"There is no such episode: {why}.")
         return HTMLResponse(found)
 
+    def groups(request: Request) -> Response:
+        chosen = asked(request, episodes=True)
+        if not chosen:
+            return RedirectResponse("/", 303)
+        return HTMLResponse(pages.groups_page(chosen[0], pages.Query.of(request.query_params)))
+
+    def replays(request: Request) -> Response:
+        chosen, step = asked(request), request.query_params.get("step", "")
+        if not chosen:
+            return RedirectResponse("/", 303)
+        at = int(step) if re.fullmatch(r"[0-9]{1,9}", step) else None
+        return HTMLResponse(pages.replays_page(chosen[0], at))
+
     def state(request: Request) -> Response:
         names = asked(request)
         if not names:
@@ -157,9 +172,13 @@ def application(root: Path, *, host: str = "127.0.0.1", token: str = "") -> ASGI
         return Response(pages.asset(name), media_type=ASSETS[name])
 
     def answered(page: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
+        def made(request: Request) -> Response:
+            with lock:  # an index that is read anew while a page is made would number its rows otherwise
+                return page(request)
+
         async def answer(request: Request) -> Response:
             try:
-                return _with_headers(await run_in_threadpool(page, request))
+                return _with_headers(await run_in_threadpool(made, request))
             except KeyError:
                 return _said(404, "There is no such run in this folder.")
             except OSError as error:
@@ -168,7 +187,8 @@ def application(root: Path, *, host: str = "127.0.0.1", token: str = "") -> ASGI
         return answer
 
     routes = {
-        "/": index, "/curves": curves, "/episodes": episodes, "/episode": episode, "/data/state": state,
+        "/": index, "/curves": curves, "/episodes": episodes, "/episode": episode, "/groups": groups,
+        "/replays": replays, "/data/state": state,
         "/data/curves": curves_data, "/static/{name}": static,
     }  # fmt: skip
     app = Starlette(

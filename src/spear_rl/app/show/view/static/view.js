@@ -35,7 +35,7 @@
         const first = data.length;
         for (const edge of [1, 0]) {
           data.push(placed(line, line.band[edge]));
-          series.push({ label: `${line.label}, 95 % ${edge ? "high" : "low"}`, stroke: "transparent", width: 0, spanGaps: true, points: { show: false } });
+          series.push({ label: `${line.label}, 95 % ${edge ? "high" : "low"}`, class: "band", stroke: "transparent", width: 0, spanGaps: true, points: { show: false } });
         }
         bands.push({ series: [first, first + 1], fill: `${line.colour}2b` });
       }
