@@ -37,7 +37,8 @@ def measure(address: str, run: str, pid: int) -> None:
         report(f"first view: {page}", [seconds(address, page, run)])
     filters = [
         {"success": "no"}, {"family": "heat", "task": "7"}, {"step": "100-300"}, {"dropped": "flat_group"},
-        {"replayed": "no"}, {"sort": "-reward"}, {"sort": "task"}, {"sort": "-advantage", "success": "yes", "page": "500"},
+        {"replayed": "no"}, {"sort": "-reward"}, {"sort": "task"}, 
+        {"sort": "-advantage", "success": "yes", "page": "500"},
     ]  # fmt: skip
     for query in filters:
         report(f"episodes: {query}", [seconds(address, "episodes", run, **query) for _ in range(REPEATS)])
@@ -51,7 +52,7 @@ def measure(address: str, run: str, pid: int) -> None:
         print(f"{what:75s} {int(kilobytes[1]) / 1024 if kilobytes else float('nan'):.0f} MB", flush=True)
 
 
-def seconds(address: str, page: str, run: str, **query: object) -> float:
+def seconds(address: str, page: str, run: str, /, **query: object) -> float:
     start = time.perf_counter()
     with urllib.request.urlopen(f"{address}{page}?{urlencode({'run': run} | query)}") as answer:
         answer.read()

@@ -393,3 +393,27 @@ def test_a_resumed_run_records_what_one_that_never_stopped_does(runs):
     assert keys(one) == keys(other)
     for key in keys(one)[::11]:
         assert one.episode(*key) == other.episode(*key)
+
+
+@pytest.mark.parametrize("name", ["parquet", "resumed"])
+def test_the_buffers_log_says_what_replay_could_draw(runs, name):
+    changes = [json.loads(line) for line in (runs[name] / "buffer.jsonl").read_text().splitlines()]
+    draws = [json.loads(line) for line in (runs[name] / "draws.jsonl").read_text().splitlines()]
+    metrics = [json.loads(line) for line in (runs[name] / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in changes] == sorted({row["step"] for row in changes})
+    stored: dict[int, set[str]] = {}
+    inside: set[str] = set()
+    for row in changes:
+        assert not inside & set(row["entered"])
+        assert set(row["left"]) <= inside
+        assert all(entry.startswith(f"{row['step']}/") for entry in row["entered"])
+        inside = (inside | set(row["entered"])) - set(row["left"])
+        stored[row["step"]] = inside
+    assert draws
+    for row in draws:
+        assert {draw["episode"] for draw in row["draws"]} <= stored[row["step"] - 1]
+    assert metrics[-1]["replay/buffer_size"] <= len(stored[4])
+
+
+def test_the_buffers_log_is_the_same_after_a_resume(runs):
+    assert (runs["parquet"] / "buffer.jsonl").read_text() == (runs["resumed"] / "buffer.jsonl").read_text()

@@ -235,6 +235,26 @@ def test_an_episode_page_says_what_became_of_it(address):
     assert "has not left it" in ask(address, url("/episode", run="a", step=5, episode=3))[1]
 
 
+def test_episodes_of_evaluations_are_shown_apart(tmp_path):
+    run = LiveRun(tmp_path / "runs" / "x").write(2)
+    turn = {"observation": "held out", "text": "answer", "reward": 1.0}
+    lines = [
+        {"task": f"t{n}", "family": "f", "success": n > 0, "reward": 1.0, "stop": "done", "turns": [turn]}
+        for n in (0, 1)
+    ]
+    path = run.folder / "evaluations" / "step_000002.jsonl"
+    path.parent.mkdir()
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, {"left_out": 7}]))
+    with serving(tmp_path / "runs") as address:
+        text = ask(address, url("/episodes", run="x", kind="evaluated", success="no"))[1]
+        assert "7 episodes were not kept" in text
+        [shown] = [link for link in links(text) if link.startswith("/episode?")]
+        assert "held out" in ask(address, shown)[1]
+        for link in links(text):
+            assert ask(address, link)[0] == 200
+        assert "t0" not in ask(address, url("/episodes", run="x"))[1]
+
+
 def test_colours_follow_what_is_chosen(address):
     path = {name: ask(address, url("/episode", run="a", step=1, episode=2, colour=name))[1] for name in pages.COLOURS}
     assert re.search(r'class="token (up|down)\d"', path["advantage"])

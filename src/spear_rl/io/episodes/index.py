@@ -200,7 +200,8 @@ def _of_part(path: Path) -> tuple[pa.Table, str]:
     with pq.ParquetFile(path, read_dictionary=list(NAMES)) as file:
         rows = file.read(columns=[*EPISODE, "turn"], use_threads=False)
     table = rows.filter(pc.less_equal(rows.column("turn"), 0)).drop_columns(["turn"])
-    return table.select(_SCHEMA.names).cast(_SCHEMA), ""
+    table = table.select(_SCHEMA.names).replace_schema_metadata()
+    return table if table.schema.equals(_SCHEMA) else table.cast(_SCHEMA), ""
 
 
 def _of_dump(path: Path) -> tuple[pa.Table, str]:
@@ -213,10 +214,13 @@ def _dump(path: Path) -> tuple[pa.Table, str]:
     """The episodes of a file of JSON lines; lines that are none keep their place as empty episodes."""
     if path.stat().st_size > _MAX_JSON:
         return SCHEMA.empty_table(), f"{one_line(path.name)} is larger than 256 MiB: its episodes are not shown"
-    episodes, damaged = list[Mapping[str, Any]](), list[str]()
+    episodes, damaged, left_out = list[Mapping[str, Any]](), list[str](), 0
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
             episode = json.loads(line)
+            if type(episode.get("left_out")) is int:
+                left_out += episode["left_out"]
+                continue
             if not all(isinstance(turn, dict) for turn in episode["turns"]):
                 raise ValueError("no episode")
             table_of_json([episode], 0)
@@ -225,8 +229,10 @@ def _dump(path: Path) -> tuple[pa.Table, str]:
             episode = {"stop": "damaged", "turns": []}
         episodes.append(episode)
     named = _JSON.fullmatch(path.name)
-    lines = f"{one_line(path.name)}: damaged or cut off in lines {', '.join(damaged[:20])}" if damaged else ""
-    return table_of_json(episodes, int(named[1]) if named else 0), lines
+    notes = [f"damaged or cut off in lines {', '.join(damaged[:20])}"] if damaged else []
+    notes += [f"{left_out} episodes were not kept, as there are too many"] if left_out else []
+    fault = f"{one_line(path.name)}: {'; '.join(notes)}" if notes else ""
+    return table_of_json(episodes, int(named[1]) if named else 0), fault
 
 
 def _turns(part: Part, step: int, number: int) -> pa.Table:

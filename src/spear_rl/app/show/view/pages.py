@@ -17,7 +17,7 @@ import numpy as np
 from markupsafe import Markup
 
 from spear_rl.app.show.view.curves import charts_of, curves_of
-from spear_rl.app.show.view.runs import Run, Runs
+from spear_rl.app.show.view.runs import EVALUATED, Run, Runs
 from spear_rl.errors import ConfigError
 from spear_rl.io.episodes.columns import EPISODE
 from spear_rl.io.episodes.index import Filter
@@ -28,6 +28,7 @@ COLOURS = {"advantage": "advantage", "logprob": "log-probability", "entropy": "e
 SORTS = tuple(name for name in EPISODE if name != "measures")
 MAX_TEXT = 20_000
 """Characters of a text that a page shows unless it is asked for the whole."""
+_EPISODES = {"": "Episodes", EVALUATED: "Evaluated episodes"}
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -173,7 +174,7 @@ def episodes_page(run: Run, query: Query) -> str:
     by, descending = query.order
     return page(
         "episodes",
-        title=f"Episodes of {run.name}",
+        title=f"{_EPISODES[run.kind]} of {run.name}",
         run=run,
         names=[run.name],
         query=query,
@@ -207,7 +208,7 @@ def groups_page(run: Run, query: Query) -> str:
         for about, place in zip(run.episodes.rows(rows[first[shown]]), shown, strict=True)
     ]
     found = {"groups": groups, "total": len(order), "page": here, "pages": pages}
-    title = f"Groups of {run.name}"
+    title = f"{_EPISODES[run.kind]} of {run.name} by group"
     return page("groups", title=title, run=run, names=[run.name], query=query, found=found, problem=problem)
 
 

@@ -16,8 +16,9 @@ import numpy as np
 from spear_rl.errors import UserError
 from spear_rl.io.episodes.index import Episodes
 from spear_rl.io.escaping import one_line
-from spear_rl.train.episode_files import BUFFER, DRAWS, TRAJECTORIES, draws_of
+from spear_rl.train.episode_files import BUFFER, DRAWS, EVALUATIONS, TRAJECTORIES, draws_of
 
+EVALUATED = "evaluated"
 MARKS = ("config.toml", "metrics.jsonl")
 """A folder with one of these is a run."""
 _DEPTH = 4
@@ -77,14 +78,14 @@ class Draw:
 
 
 class Run:
-    """One run folder."""
+    """One run folder, with the episodes of its training, or of its evaluations if `kind` is "evaluated"."""
 
-    def __init__(self, name: str, folder: Path) -> None:
-        self.name, self.folder = name, folder
+    def __init__(self, name: str, folder: Path, kind: str = "") -> None:
+        self.name, self.folder, self.kind = name, folder, kind
         self.metrics, self.evaluations = GrowingRows(folder / "metrics.jsonl"), GrowingRows(folder / "eval.jsonl")
         self.draws, self.buffer = GrowingRows(folder / DRAWS), GrowingRows(folder / BUFFER)
         self.warnings = GrowingRows(folder / "warnings.jsonl")
-        self.episodes = Episodes(folder / TRAJECTORIES)
+        self.episodes = Episodes(folder / (EVALUATIONS if kind == EVALUATED else TRAJECTORIES))
         self._drawn: tuple[int, dict[tuple[int, int], list[Draw]]] = (0, {})
         self._lock = RLock()
 
@@ -115,7 +116,9 @@ class Run:
         return [*(fault for one in self._rows for fault in one.fault()), *self.episodes.faults]
 
     def drawn(self) -> dict[tuple[int, int], list[Draw]]:
-        """Episode -> its draws, oldest first."""
+        """Episode -> its draws, oldest first; replay draws none of evaluations."""
+        if self.kind == EVALUATED:
+            return {}
         if self._drawn[0] != len(self.draws.by_step):
             found: dict[tuple[int, int], list[Draw]] = {}
             for step, row in sorted(self.draws.by_step.items()):
@@ -127,7 +130,7 @@ class Run:
     def stored(self, step: int, number: int) -> tuple[int | None, int | None]:
         """The steps at which an episode entered the replay buffer and left it, as far as they are known."""
         found: dict[str, int] = {}
-        for at, row in self.buffer.by_step.items():
+        for at, row in () if self.kind == EVALUATED else self.buffer.by_step.items():
             for what in ("entered", "left"):
                 if isinstance(row.get(what), list) and f"{step}/{number}" in row[what]:
                     found[what] = at
@@ -164,7 +167,7 @@ class Runs:
         if not root.is_dir():
             raise UserError(f"{root} is no folder: name a run or a folder of runs")
         self.root = root.resolve()
-        self._open: dict[str, Run] = {}
+        self._open: dict[tuple[str, str], Run] = {}
         self._lock = RLock()
 
     @cached_property
@@ -187,15 +190,16 @@ class Runs:
                 break
         return found
 
-    def get(self, name: str, *, episodes: bool = False) -> Run:
+    def get(self, name: str, *, kind: str = "", episodes: bool = False) -> Run:
         """A run, up to date; KeyError for one that is not there or not inside."""
         with self._lock:
-            if name not in self._open:
+            kind = EVALUATED if kind == EVALUATED else ""
+            if (name, kind) not in self._open:
                 folder = self.root if self.is_single and name == self.root.name else self.root / name
                 if "\0" in name or not folder.resolve().is_relative_to(self.root) or not _is_run(folder):
                     raise KeyError(f"there is no run {one_line(name)}")
-                self._open[name] = Run(name, folder)
-            run = self._open[name]
+                self._open[name, kind] = Run(name, folder, kind)
+            run = self._open[name, kind]
         return run.refresh(episodes=episodes)
 
 

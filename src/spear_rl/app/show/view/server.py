@@ -111,10 +111,13 @@ def _said(status: int, sentence: str) -> Response:
 def application(root: Path, *, host: str = "127.0.0.1", token: str = "") -> ASGIApp:
     """The pages of the runs in a folder, as an ASGI application."""
     runs, lock = Runs(root), Lock()
+    for name in pages.templates().list_templates():
+        pages.templates().get_template(name)  # compiled before the first request
 
     def asked(request: Request, *, episodes: bool = False) -> list[Run]:
         names = list(dict.fromkeys(request.query_params.getlist("run"))) or (runs.names() if runs.is_single else [])
-        return [runs.get(name, episodes=episodes) for name in names[:MAX_COMPARED]]
+        kind = request.query_params.get("kind", "")
+        return [runs.get(name, kind=kind, episodes=episodes) for name in names[:MAX_COMPARED]]
 
     def index(request: Request) -> Response:
         if runs.is_single:
