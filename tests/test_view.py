@@ -8,9 +8,14 @@ import json
 import os
 import random
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("starlette")
@@ -336,3 +341,38 @@ def test_what_is_no_run_is_refused_in_one_sentence(root, tmp_path):
         write_report([root / "no run"], tmp_path / "x.html")
     with pytest.raises(UserError, match="no folder"):
         Runs(tmp_path / "none")
+
+
+def test_the_command_serves_until_it_is_interrupted(root):
+    command = [sys.executable, "-m", "spear_rl.cli", "view", str(root), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        address = re.search(r"http://[\d.:]+", server.stdout.readline())[0]
+        assert ask(address, "/")[0] == 200
+        server.send_signal(signal.SIGINT)
+        assert server.wait(60) == 0
+        assert not server.stderr.read()
+
+
+def test_the_command_says_what_is_wrong_in_one_sentence(root, tmp_path):
+    command = [sys.executable, "-m", "spear_rl.cli"]
+    for words in (["view", tmp_path / "none"], ["report", root / "no run", "--out", tmp_path / "x.html"]):
+        found = subprocess.run([*command, *map(str, words)], capture_output=True, text=True)
+        assert found.returncode == 2
+        assert found.stderr.startswith("error:")
+        assert "Traceback" not in found.stderr
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_a_part_of_another_kind_is_damaged_and_not_believed(tmp_path):
+    run = LiveRun(tmp_path / "runs" / "x").write(2)
+    path = run.folder / "trajectories" / "steps_000000_000000.parquet"
+    table = pq.read_table(path)
+    for name in ("step", "task", "turns", "measures"):
+        place = table.schema.get_field_index(name)
+        for column in (pa.nulls(len(table), table.schema.field(name).type), pa.array([b"\xff"] * len(table))):
+            pq.write_table(table.set_column(place, name, column), path)
+            with serving(tmp_path / "runs") as address:
+                status, text, _ = ask(address, url("/episodes", run="x"))
+                assert status == 200
+                assert "steps_000000_000000.parquet is damaged" in text
+                assert ask(address, url("/episode", run="x", step=0, episode=0))[0] in (200, 404)

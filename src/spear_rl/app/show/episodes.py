@@ -232,7 +232,7 @@ def _whole(stored: Episodes, step: int, number: int) -> Episode:
         | {"observation": turn["observation"] or "", "text": turn["text"] or ""}
         for turn in found["turns"]
     ]
-    measures = json.loads(found["measures"]) if found["measures"] else {}
+    measures = json.loads(found["measures"] or "{}")
     names = ("task", "family", "step", "success", "reward", "bonus", "stop", "tool_turns", "turns", "last_observation")
     return {name: found[name] for name in names} | ({"metrics": measures} if measures else {})
 

@@ -24,6 +24,8 @@ from spear_rl.io.escaping import one_line
 _SCHEMA = pa.schema(
     [(name, pa.dictionary(pa.int32(), pa.string()) if name in NAMES else kind) for name, kind in EPISODE.items()]
 )
+_CERTAIN = ("step", "group", "episode", "success", "turns", *NAMES)
+"""Columns that every episode has."""
 _JSON = re.compile(r"step_(\d{6,9})\.jsonl")
 _ERRORS = (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _MAX_JSON = 256 * 2**20
@@ -201,6 +203,8 @@ def _of_part(path: Path) -> tuple[pa.Table, str]:
         rows = file.read(columns=[*EPISODE, "turn"], use_threads=False)
     table = rows.filter(pc.less_equal(rows.column("turn"), 0)).drop_columns(["turn"])
     table = table.select(_SCHEMA.names).replace_schema_metadata()
+    if any(table.column(name).null_count for name in _CERTAIN):
+        raise ValueError("it lacks what every episode has")
     return table if table.schema.equals(_SCHEMA) else table.cast(_SCHEMA), ""
 
 

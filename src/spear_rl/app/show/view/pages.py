@@ -250,9 +250,17 @@ def shown_episode(
         "colour": colour,
         "colours": COLOURS,
         "has_entropy": any(turn["entropies"] for turn in episode["turns"]),
-        "measures": json.loads(episode["measures"]) if episode["measures"] else {},
+        "measures": _measures(episode["measures"]),
         "most": None if full else MAX_TEXT,
     }
+
+
+def _measures(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def tokens_of(turn: Mapping[str, Any], pieces: Mapping[int, str], colour: str) -> list[dict[str, Any]]:

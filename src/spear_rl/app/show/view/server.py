@@ -6,6 +6,7 @@ site's script. Bound elsewhere, it wants a token besides.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import ipaddress
 import re
@@ -228,4 +229,5 @@ class ViewServer:
 
     def serve(self) -> None:
         """Answer until a signal."""
-        self.server.run(sockets=[self._socket])
+        with contextlib.suppress(KeyboardInterrupt):
+            self.server.run(sockets=[self._socket])
