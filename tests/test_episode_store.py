@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from spear_rl.app.config import load
 from spear_rl.app.show import Selection, Words, episodes_text
 from spear_rl.app.train import train_from
+from spear_rl.errors import DiskError
 from spear_rl.io.episodes import parts as parts_module
 from spear_rl.io.episodes.index import Episodes, Filter
 from spear_rl.io.episodes.parts import MERGED, EpisodeWriter, Part, parts_in, pieces_in, remove_later_steps
@@ -190,6 +191,14 @@ def test_a_kill_during_a_merge_loses_and_doubles_nothing(tmp_path, monkeypatch, 
     kept[MERGED] = played(MERGED, rng)
     writer.write(MERGED, kept[MERGED])
     assert keys(opened(tmp_path)) == sorted(everything(kept))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path):
+    (tmp_path / ".steps_000000_000000.parquet.part").symlink_to("/dev/full")
+    with pytest.raises(DiskError, match=r"steps_000000_000000.parquet cannot be written: .*No space left on device"):
+        EpisodeWriter(tmp_path, 10**9).write(0, played(0, random.Random(0)))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("step", [0, 1, MERGED - 1, MERGED, MERGED + 2, 2 * MERGED + 9])

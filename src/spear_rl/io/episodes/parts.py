@@ -223,7 +223,7 @@ def remove_later_steps(folder: Path, step: int) -> None:
 def _read(part: Part) -> pa.Table | None:
     """The rows of a part; None if it is damaged, which readers report."""
     try:
-        return pq.read_table(part.path, schema=SCHEMA, partitioning=None)
+        return pq.read_table(part.path, schema=SCHEMA, partitioning=None, use_threads=False)
     except (pa.ArrowException, OSError, ValueError, KeyError):
         return None
 
