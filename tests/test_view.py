@@ -23,7 +23,7 @@ pytest.importorskip("uvicorn")
 
 from spear_rl.app.show.view import pages
 from spear_rl.app.show.view.curves import MAX_POINTS, charts_of, curves_of
-from spear_rl.app.show.view.report import write_report
+from spear_rl.app.show.view.report import write_report, write_runs_of
 from spear_rl.app.show.view.runs import GrowingRows, Runs
 from spear_rl.errors import UserError
 from viewed_runs import HOSTILE, PNG, LiveRun, serving
@@ -334,6 +334,15 @@ def test_a_report_is_one_file_that_loads_nothing(root, tmp_path):
     assert text.count('<article id="e') >= 6
     data = json.loads(re.search(r'id="curves">(.*?)</script>', text, re.DOTALL)[1])
     assert [run["name"] for run in data["runs"]] == ["a", "hostile"]
+
+
+def test_an_experiment_has_the_curves_and_episodes_of_its_runs(root, tmp_path):
+    arms = {"base": [root / "a", tmp_path / "gone"], "<b>spear": [root / "deep" / "b"]}
+    text = write_runs_of(arms, tmp_path / "runs.html").read_text("utf-8")
+    data = json.loads(re.search(r'id="curves">(.*?)</script>', text, re.DOTALL)[1])
+    assert [run["name"] for run in data["runs"]] == ["base: a", "<b>spear: b"]
+    assert "<b>spear" not in text
+    assert write_runs_of({"x": [tmp_path / "gone"]}, tmp_path / "none.html") is None
 
 
 def test_what_is_no_run_is_refused_in_one_sentence(root, tmp_path):

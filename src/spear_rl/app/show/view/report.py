@@ -15,6 +15,8 @@ from spear_rl.app.show.view.runs import Run, Runs
 from spear_rl.errors import UserError
 from spear_rl.io.files import write_whole
 
+MAX_RUNS = 24
+"""Of an experiment: more are no longer told apart in one chart."""
 EPISODES = 6
 """Of a run and kind: shown in full, solved and failed ones."""
 ROWS = 100
@@ -28,6 +30,23 @@ def write_report(folders: Sequence[Path], out: Path, query: Mapping[str, str] | 
         for run, folder in zip(runs, folders, strict=True):
             run.name = str(folder)
     write_whole(out, report_html(runs, Query.of(query or {})))
+    return out
+
+
+def write_runs_of(arms: Mapping[str, Sequence[Path]], out: Path) -> Path | None:
+    """The same for the runs of an experiment, each named by its arm; None if none is left on disk."""
+    named = [(label, folder) for label, folders in arms.items() for folder in folders]
+    runs = list[Run]()
+    for label, folder in named[:MAX_RUNS]:
+        try:
+            run = _run(folder)
+        except UserError:
+            continue
+        run.name = f"{label}: {run.name}"
+        runs.append(run)
+    if not runs:
+        return None
+    write_whole(out, report_html(runs, Query()))
     return out
 
 
