@@ -126,6 +126,17 @@ def metrics(run: Path, steps: int, rng: random.Random) -> None:
     ]
     (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (run / "config.toml").write_text("")
+    with (run / "draws.jsonl").open("w") as file:
+        for step in range(1, steps):
+            file.write(json.dumps({"step": step, "draws": [draw(step, rng) for _ in range(GROUPS * SIBLINGS)]}) + "\n")
+
+
+def draw(step: int, rng: random.Random) -> dict[str, object]:
+    """As replay logs it."""
+    played, number = max(step - rng.randint(1, 10), 0), rng.randrange(GROUPS * SIBLINGS)
+    about = {"episode": f"{played}/{number}", "played": played, "age": step - played, "success": True, "reward": 1.0}
+    about |= {"task": f"household/train/{rng.randrange(5000):04d}", "family": "pick", "group_success": 0.25}
+    return about | {"advantage": rng.random(), "advantage_today": rng.random(), "turns": 5, "turns_replayed": 5}
 
 
 def seconds(work: Callable[[], object]) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from itertools import islice
 from typing import Any
 from urllib.parse import urlencode
 
@@ -214,10 +215,10 @@ def groups_page(run: Run, query: Query) -> str:
 
 def replays_page(run: Run, step: int | None) -> str:
     """What replay drew, newest first, each with a link to where it was played."""
-    draws = sorted((draw for all_of in run.drawn().values() for draw in all_of), key=lambda draw: -draw.step)
-    chosen = [draw for draw in draws if step is None or draw.step == step]
+    draws = list(islice(run.draws.newest_first(step), 4 * PAGE))
+    total = sum(len(row["draws"]) for at, row in run.draws.by_step.items() if step in (None, at))
     title = f"Replay in {run.name}" + ("" if step is None else f" at step {step}")
-    return page("replays", title=title, run=run, names=[run.name], draws=chosen[: 4 * PAGE], total=len(chosen))
+    return page("replays", title=title, run=run, names=[run.name], draws=draws, total=total)
 
 
 def episode_page(run: Run, step: int, number: int, *, colour: str = "advantage", full: bool = False) -> str | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,6 +33,8 @@ class GrowingRows:
     path: Path
     by_step: dict[int, dict[str, Any]] = field(default_factory=dict)
     num_damaged: int = 0
+    version: int = 0
+    """Another one whenever rows have changed."""
     _read: tuple[int, int] = (-1, 0)
     """The file's inode, and the bytes of it that were read."""
 
@@ -42,39 +45,61 @@ class GrowingRows:
                 if stat.st_ino != self._read[0] or stat.st_size < self._read[1]:  # a resume wrote it anew
                     self.by_step, self.num_damaged, self._read = {}, 0, (stat.st_ino, 0)
                 file.seek(self._read[1])
-                content = file.read()
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break  # it is still being written
+                    self._read = self._read[0], self._read[1] + len(line)
+                    self._add(line)
         except OSError:
             return
-        whole = content[: content.rfind(b"\n") + 1]  # the last line may still be written
-        self._read = self._read[0], self._read[1] + len(whole)
-        for line in whole.splitlines():
-            try:
-                row = json.loads(line)
-                if not isinstance(row, dict) or type(row.get("step")) is not int:
-                    raise ValueError("no row")
-                self.by_step[row["step"]] = row
-            except (ValueError, RecursionError):
-                self.num_damaged += bool(line.strip())
+
+    def _add(self, line: bytes) -> None:
+        self.version += 1
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict) or type(row.get("step")) is not int:
+                raise ValueError("no row")
+            self.by_step[row["step"]] = self.kept(row)
+        except (ValueError, RecursionError):
+            self.num_damaged += bool(line.strip())
+
+    def kept(self, row: dict[str, Any]) -> dict[str, Any]:
+        """What is kept of a row in memory."""
+        return row
 
     def fault(self) -> list[str]:
         lines = "line is" if self.num_damaged == 1 else "lines are"
         return [f"{self.path.name}: {self.num_damaged} {lines} damaged and not shown"] if self.num_damaged else []
 
 
-@dataclass(frozen=True)
-class Draw:
+class Draw(NamedTuple):
     """One time that replay drew an episode."""
 
     step: int
     episode: tuple[int, int]
     """The step it was played at, and its place there."""
-    age: int
     advantage: float | None
     """A, when it was played."""
     advantage_today: float | None
     """A', with which it trained."""
     task: str = ""
     success: bool | None = None
+
+    @property
+    def age(self) -> int:
+        return self.step - self.episode[0]
+
+
+class DrawRows(GrowingRows):
+    """draws.jsonl, of which a long run has tens of megabytes."""
+
+    def kept(self, row: dict[str, Any]) -> dict[str, Any]:
+        return {"draws": list(_draws(row["step"], row))}
+
+    def newest_first(self, step: int | None = None) -> Iterator[Draw]:
+        """Of one step, or of all."""
+        for at in sorted(self.by_step, reverse=True) if step is None else [step]:
+            yield from self.by_step.get(at, {"draws": []})["draws"]
 
 
 class Run:
@@ -83,16 +108,17 @@ class Run:
     def __init__(self, name: str, folder: Path, kind: str = "") -> None:
         self.name, self.folder, self.kind = name, folder, kind
         self.metrics, self.evaluations = GrowingRows(folder / "metrics.jsonl"), GrowingRows(folder / "eval.jsonl")
-        self.draws, self.buffer = GrowingRows(folder / DRAWS), GrowingRows(folder / BUFFER)
+        self.draws, self.buffer = DrawRows(folder / DRAWS), GrowingRows(folder / BUFFER)
         self.warnings = GrowingRows(folder / "warnings.jsonl")
         self.episodes = Episodes(folder / (EVALUATIONS if kind == EVALUATED else TRAJECTORIES))
-        self._drawn: tuple[int, dict[tuple[int, int], list[Draw]]] = (0, {})
+        self._drawn: tuple[int, dict[tuple[int, int], list[Draw]]] = (-1, {})
+        self._replayed: tuple[int, object, np.ndarray[Any, Any]] = (-1, None, np.zeros(0, dtype=bool))
         self._lock = RLock()
 
     def refresh(self, *, episodes: bool) -> Run:
-        """Read what is new; the index of episodes, which takes longest, only where it is needed."""
+        """Read what is new; episodes and what replay did with them, which take longest, only where they are needed."""
         with self._lock:
-            for rows in self._rows:
+            for rows in self._rows if episodes else (self.metrics, self.evaluations, self.warnings):
                 rows.refresh()
             if episodes:
                 self.episodes.refresh()
@@ -119,12 +145,12 @@ class Run:
         """Episode -> its draws, oldest first; replay draws none of evaluations."""
         if self.kind == EVALUATED:
             return {}
-        if self._drawn[0] != len(self.draws.by_step):
+        if self._drawn[0] != self.draws.version:
             found: dict[tuple[int, int], list[Draw]] = {}
-            for step, row in sorted(self.draws.by_step.items()):
-                for draw in _draws(step, row):
+            for at in sorted(self.draws.by_step):
+                for draw in self.draws.newest_first(at):
                     found.setdefault(draw.episode, []).append(draw)
-            self._drawn = len(self.draws.by_step), found
+            self._drawn = self.draws.version, found
         return self._drawn[1]
 
     def stored(self, step: int, number: int) -> tuple[int | None, int | None]:
@@ -138,10 +164,12 @@ class Run:
 
     def is_replayed(self) -> np.ndarray[Any, Any]:
         """Of every episode in the index whether replay ever drew it."""
-        drawn = np.array([step * 10**6 + number for step, number in self.drawn()], dtype=np.int64)
-        keys = self.episodes.numbers("step").astype(np.int64) * 10**6 + self.episodes.numbers("episode")
-        found: np.ndarray[Any, Any] = np.isin(keys, drawn)
-        return found
+        version, table = self.draws.version, self.episodes.table
+        if self._replayed[0] != version or self._replayed[1] is not table:
+            drawn = np.array([step * 10**6 + number for step, number in self.drawn()], dtype=np.int64)
+            keys = self.episodes.numbers("step").astype(np.int64) * 10**6 + self.episodes.numbers("episode")
+            self._replayed = version, table, np.isin(keys, drawn)
+        return self._replayed[2]
 
     def warning_texts(self) -> list[tuple[int, str]]:
         lists = [(step, row.get("warnings")) for step, row in sorted(self.warnings.by_step.items())]
@@ -156,8 +184,8 @@ def _draws(step: int, row: dict[str, Any]) -> Iterator[Draw]:
             values = [draw.get(name) for name in ("advantage", "advantage_today")]
             then, today = (float(value) if isinstance(value, int | float) else None for value in values)
             place = int(played), int(number)
-            task, success = one_line(str(draw.get("task", ""))), draw.get("success")
-            yield Draw(step, place, step - int(played), then, today, task, None if success is None else bool(success))
+            task, success = sys.intern(one_line(str(draw.get("task", "")))), draw.get("success")
+            yield Draw(step, place, then, today, task, None if success is None else bool(success))
 
 
 class Runs:

@@ -154,7 +154,7 @@ def application(root: Path, *, host: str = "127.0.0.1", token: str = "") -> ASGI
         return HTMLResponse(pages.groups_page(chosen[0], pages.Query.of(request.query_params)))
 
     def replays(request: Request) -> Response:
-        chosen, step = asked(request), request.query_params.get("step", "")
+        chosen, step = asked(request, episodes=True), request.query_params.get("step", "")
         if not chosen:
             return RedirectResponse("/", 303)
         at = int(step) if re.fullmatch(r"[0-9]{1,9}", step) else None
