@@ -24,7 +24,7 @@ pytest.importorskip("uvicorn")
 from spear_rl.app.show.view import pages
 from spear_rl.app.show.view.curves import MAX_POINTS, charts_of, curves_of
 from spear_rl.app.show.view.report import write_report, write_runs_of
-from spear_rl.app.show.view.runs import GrowingRows, Runs
+from spear_rl.app.show.view.runs import DrawRows, GrowingRows, Runs
 from spear_rl.errors import UserError
 from viewed_runs import HOSTILE, PNG, LiveRun, serving
 
@@ -302,6 +302,33 @@ def test_rows_are_read_as_they_grow_and_anew_after_a_resume(tmp_path):
     path.write_text('{"step": 0, "x": 2}\n')
     rows.refresh()
     assert rows.by_step == {0: {"step": 0, "x": 2}}
+
+
+def test_draws_are_found_whatever_the_lines_look_like(tmp_path):
+    rng = random.Random(4)
+    draws, plain = DrawRows(tmp_path / "draws.jsonl"), []
+    for step in range(1, 30):
+        found = [(rng.randrange(step), rng.randrange(5)) for _ in range(4)]
+        tricky = '"episode": "1/1"'
+        listed = [
+            {"episode": f"{a}/{b}", "played": a, "task": tricky, "advantage": 0.5, "advantage_today": step / 2}
+            for a, b in found
+        ]
+        plain += [(step, episode) for episode in found]
+        spaced = {"separators": (",", ":")} if step % 3 == 0 else {}
+        with draws.path.open("a") as file:
+            file.write(json.dumps({"step": step, "draws": listed}, **spaced) + ("\n" if step % 7 else "\r\n"))
+        draws.refresh()
+    assert not draws.num_damaged
+    assert [(draw.step, draw.episode) for draw in draws.newest_first()][::-1] == [
+        pair for step in range(1, 30) for pair in [p for p in plain if p[0] == step][::-1]
+    ]
+    for episode in {episode for _, episode in plain} | {(99, 0)}:
+        assert [draw.step for draw in draws.of_episode(episode)] == [step for step, other in plain if other == episode]
+        assert all(draw.advantage_today == draw.step / 2 for draw in draws.of_episode(episode))
+    assert draws.count() == len(plain)
+    assert draws.count(3) == 4
+    assert len(draws.keys()) == len({episode for _, episode in plain})
 
 
 def test_curves_are_the_metrics_with_an_interval(root):

@@ -215,10 +215,10 @@ def groups_page(run: Run, query: Query) -> str:
 
 def replays_page(run: Run, step: int | None) -> str:
     """What replay drew, newest first, each with a link to where it was played."""
-    draws = list(islice(run.draws.newest_first(step), 4 * PAGE))
-    total = sum(len(row["draws"]) for at, row in run.draws.by_step.items() if step in (None, at))
+    draws = run.draws.newest_first() if step is None else iter(run.draws.of_step(step))
+    shown, total = list(islice(draws, 4 * PAGE)), run.draws.count(step)
     title = f"Replay in {run.name}" + ("" if step is None else f" at step {step}")
-    return page("replays", title=title, run=run, names=[run.name], draws=draws, total=total)
+    return page("replays", title=title, run=run, names=[run.name], draws=shown, total=total)
 
 
 def episode_page(run: Run, step: int, number: int, *, colour: str = "advantage", full: bool = False) -> str | None:
@@ -247,7 +247,7 @@ def shown_episode(
     return episode | {
         "siblings": run.episodes.rows(siblings),
         "stored": run.stored(step, number),
-        "draws": run.drawn().get((step, number), []),
+        "draws": run.drawn(step, number),
         "colour": colour,
         "colours": COLOURS,
         "has_entropy": any(turn["entropies"] for turn in episode["turns"]),

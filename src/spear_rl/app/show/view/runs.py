@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import sys
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,6 +23,10 @@ EVALUATED = "evaluated"
 MARKS = ("config.toml", "metrics.jsonl")
 """A folder with one of these is a run."""
 _DEPTH = 4
+_PLACES = 10**9
+"""More than a step has episodes."""
+_DRAWS_BEGIN = re.compile(rb'\{"step": (\d{1,9}), "draws": \[')
+_DRAWN = re.compile(rb'"episode": "(\d{1,9})/(\d{1,9})"')  # never within a text, where quotes are escaped
 _MAX_RUNS = 1000
 
 
@@ -91,15 +95,54 @@ class Draw(NamedTuple):
 
 
 class DrawRows(GrowingRows):
-    """draws.jsonl, of which a long run has tens of megabytes."""
+    """draws.jsonl, of which a long run has tens of megabytes: only which episodes each line names is kept in memory."""
+
+    def _add(self, line: bytes) -> None:
+        found = _DRAWS_BEGIN.match(line)
+        if not found or not line.rstrip().endswith(b"]}"):
+            super()._add(line)
+            return
+        self.version += 1
+        keys = [int(played) * _PLACES + int(number) for played, number in _DRAWN.findall(line)]
+        place = {"at": self._read[1] - len(line), "size": len(line)}
+        self.by_step[int(found[1])] = place | {"keys": np.array(keys, dtype=np.int64)}
 
     def kept(self, row: dict[str, Any]) -> dict[str, Any]:
-        return {"draws": list(_draws(row["step"], row))}
+        """A line that was written otherwise than ours."""
+        draws = list(_draws(row["step"], row))
+        return {"draws": draws, "keys": np.array([_key(draw.episode) for draw in draws], dtype=np.int64)}
 
-    def newest_first(self, step: int | None = None) -> Iterator[Draw]:
-        """Of one step, or of all."""
-        for at in sorted(self.by_step, reverse=True) if step is None else [step]:
-            yield from self.by_step.get(at, {"draws": []})["draws"]
+    def of_step(self, step: int) -> list[Draw]:
+        row = self.by_step.get(step, {"draws": []})
+        if "draws" in row:
+            return list(row["draws"])
+        try:
+            with self.path.open("rb") as file:
+                file.seek(row["at"])
+                content = json.loads(file.read(row["size"]))
+            return list(_draws(step, content)) if content.get("step") == step else []
+        except (OSError, ValueError, RecursionError, AttributeError):
+            return []  # damaged, or written anew by a resume: the next refresh reads it
+
+    def newest_first(self) -> Iterator[Draw]:
+        for step in sorted(self.by_step, reverse=True):
+            yield from self.of_step(step)
+
+    def of_episode(self, episode: tuple[int, int]) -> list[Draw]:
+        """The draws of an episode, oldest first."""
+        steps = sorted(step for step, row in self.by_step.items() if step > episode[0] and _key(episode) in row["keys"])
+        return [draw for step in steps for draw in self.of_step(step) if draw.episode == episode]
+
+    def count(self, step: int | None = None) -> int:
+        return sum(len(row["keys"]) for at, row in self.by_step.items() if step in (None, at))
+
+    def keys(self) -> np.ndarray[Any, Any]:
+        """Every drawn episode as one number, as `_key` makes it."""
+        return np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *(row["keys"] for row in self.by_step.values())]))
+
+
+def _key(episode: tuple[int, int]) -> int:
+    return episode[0] * _PLACES + episode[1]
 
 
 class Run:
@@ -111,7 +154,6 @@ class Run:
         self.draws, self.buffer = DrawRows(folder / DRAWS), GrowingRows(folder / BUFFER)
         self.warnings = GrowingRows(folder / "warnings.jsonl")
         self.episodes = Episodes(folder / (EVALUATIONS if kind == EVALUATED else TRAJECTORIES))
-        self._drawn: tuple[int, dict[tuple[int, int], list[Draw]]] = (-1, {})
         self._replayed: tuple[int, object, np.ndarray[Any, Any]] = (-1, None, np.zeros(0, dtype=bool))
         self._lock = RLock()
 
@@ -141,17 +183,9 @@ class Run:
     def faults(self) -> list[str]:
         return [*(fault for one in self._rows for fault in one.fault()), *self.episodes.faults]
 
-    def drawn(self) -> dict[tuple[int, int], list[Draw]]:
-        """Episode -> its draws, oldest first; replay draws none of evaluations."""
-        if self.kind == EVALUATED:
-            return {}
-        if self._drawn[0] != self.draws.version:
-            found: dict[tuple[int, int], list[Draw]] = {}
-            for at in sorted(self.draws.by_step):
-                for draw in self.draws.newest_first(at):
-                    found.setdefault(draw.episode, []).append(draw)
-            self._drawn = self.draws.version, found
-        return self._drawn[1]
+    def drawn(self, step: int, number: int) -> list[Draw]:
+        """The draws of an episode, oldest first; replay draws none of evaluations."""
+        return [] if self.kind == EVALUATED else self.draws.of_episode((step, number))
 
     def stored(self, step: int, number: int) -> tuple[int | None, int | None]:
         """The steps at which an episode entered the replay buffer and left it, as far as they are known."""
@@ -166,9 +200,9 @@ class Run:
         """Of every episode in the index whether replay ever drew it."""
         version, table = self.draws.version, self.episodes.table
         if self._replayed[0] != version or self._replayed[1] is not table:
-            drawn = np.array([step * 10**6 + number for step, number in self.drawn()], dtype=np.int64)
-            keys = self.episodes.numbers("step").astype(np.int64) * 10**6 + self.episodes.numbers("episode")
-            self._replayed = version, table, np.isin(keys, drawn)
+            keys = self.episodes.numbers("step").astype(np.int64) * _PLACES + self.episodes.numbers("episode")
+            drawn = np.isin(keys, self.draws.keys()) & (self.kind != EVALUATED)
+            self._replayed = version, table, drawn
         return self._replayed[2]
 
     def warning_texts(self) -> list[tuple[int, str]]:
@@ -184,7 +218,7 @@ def _draws(step: int, row: dict[str, Any]) -> Iterator[Draw]:
             values = [draw.get(name) for name in ("advantage", "advantage_today")]
             then, today = (float(value) if isinstance(value, int | float) else None for value in values)
             place = int(played), int(number)
-            task, success = sys.intern(one_line(str(draw.get("task", "")))), draw.get("success")
+            task, success = one_line(str(draw.get("task", ""))), draw.get("success")
             yield Draw(step, place, then, today, task, None if success is None else bool(success))
 
 
