@@ -12,6 +12,8 @@ from spear_rl.envs import ENVIRONMENTS
 from spear_rl.errors import ConfigError, OptionError, UserError
 from spear_rl.io.escaping import clipped
 from spear_rl.io.files import same_folder
+from spear_rl.rollout.agents.collect import AgentRunner
+from spear_rl.rollout.agents.rendering import AgentRenderer, require_text
 from spear_rl.rollout.choice import TaskChoice
 from spear_rl.rollout.collect import Rollouts, collect_within, demonstration, report_failures
 from spear_rl.rollout.contract import ContractError, with_location
@@ -19,7 +21,7 @@ from spear_rl.rollout.env import StepResult, Task, TasksFn
 from spear_rl.rollout.generator import Generator, Sampling
 from spear_rl.rollout.rendering.images import VisionRenderer
 from spear_rl.rollout.rendering.renderer import LAYOUTS, ChatRenderer, Layout, Renderer
-from spear_rl.rollout.tasks import loaded_tasks, panel_of
+from spear_rl.rollout.tasks import loaded_tasks, panel_of, tasks_in_file
 from spear_rl.rollout.workers.other_venv import tasks_from_other_venv
 from spear_rl.rollout.workers.pool import Pool
 from spear_rl.rollout.workers.progress import ProgressRunner, Tally
@@ -65,6 +67,8 @@ def _tasks_fn(config: Config) -> TasksFn:
     """
     name, python = config.task.env, config.task.python
     require_env(config)
+    if name.endswith(".jsonl"):
+        return partial(tasks_in_file, name)
     if name not in ENVIRONMENTS and ":" not in name:
         choices = f"{', '.join(ENVIRONMENTS)}, or your own as package.module:function"
         raise ConfigError(f"task.env: there is no environment {name!r}; there are: {choices}")
@@ -86,7 +90,7 @@ def _tasks_fn(config: Config) -> TasksFn:
 def runner_of(config: Config) -> Pool | InProcess:
     """The runner of the environments: a pool of workers, or this process."""
     rollout = config.rollout
-    if not rollout.workers:
+    if not rollout.workers or config.task.agent:
         return InProcess()
     python = os.path.abspath(config.task.python) if config.task.python else None
     return Pool(num_workers=rollout.workers, python=python, step_timeout=rollout.step_timeout)
@@ -164,6 +168,7 @@ class Player:
         self._runner = runner_of(config)
         self.envs: EnvRunner = self._runner
         self.layout = layout_of(config)
+        self._agents = None if renderer or not config.task.agent else agents_of(config, tokenizer, processor)
         self.answer: Callable[[Task, str], str] | None = None
         """What a watched environment is given of an answer; by default all of it."""
 
@@ -173,6 +178,8 @@ class Player:
     def __exit__(self, *_: object) -> None:
         if isinstance(self._runner, Pool):
             self._runner.shut()
+        if self._agents is not None:
+            self._agents.close()
 
     def watched(self, num_episodes: int, notice: Callable[[Tally], None] | None = None) -> ProgressRunner:
         """Report progress for the next `num_episodes` episodes."""
@@ -197,17 +204,16 @@ class Player:
         return Rollouts(collect, tasks, num_tasks=rollout.num_tasks, seed=seed, choice=choice_of(self._config, tasks))
 
     def _collect(self, generator: Generator, group_size: int, max_turns: int = 0) -> Callable[..., list[Group]]:
-        return partial(
-            collect_within,
-            group_size=group_size,
-            generator=generator,
-            renderer=self.renderer,
-            max_turns=max_turns or self._config.rollout.max_turns,
-            layout=self.layout,
-            max_context=self.max_context,
-            max_response_tokens=self._max_response_tokens,
-            envs=self.envs,
-        )
+        limits: dict[str, Any] = {
+            "group_size": group_size,
+            "generator": generator,
+            "max_turns": max_turns or self._config.rollout.max_turns,
+            "max_context": self.max_context,
+            "max_response_tokens": self._max_response_tokens,
+        }
+        if self._agents is not None:
+            return partial(self._agents.collect, **limits)
+        return partial(collect_within, renderer=self.renderer, layout=self.layout, envs=self.envs, **limits)
 
     def demonstrations(self, tasks: Sequence[Task], count: int) -> list[Trajectory]:
         """`count` expert episodes over `tasks`, repeated as needed with other seeds."""
@@ -222,6 +228,20 @@ class Player:
             )
             for number in range(count)
         ]
+
+
+def agents_of(config: Config, tokenizer: Any, processor: Any) -> AgentRunner:
+    """The runner of task.agent."""
+    require_text(processor)
+    rollout, python = config.rollout, config.task.python
+    return AgentRunner(
+        config.task.agent,
+        AgentRenderer(tokenizer, thinking=rollout.thinking),
+        num_parallel=rollout.workers or 64,
+        timeout=rollout.step_timeout,
+        python=os.path.abspath(python) if python else None,
+        seed=config.run.seed,
+    )
 
 
 def choice_of(config: Config, tasks: Sequence[Task]) -> TaskChoice | None:

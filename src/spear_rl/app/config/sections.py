@@ -33,11 +33,13 @@ class Task:
     """What to play."""
 
     env: Annotated[str, Length(0, 256, "characters")] = "household"
-    """An environment by name (`spear list`), or your own: package.module:function; must be chosen if empty."""
+    """An environment by name (`spear list`), your own: package.module:function, or an agent's tasks: a .jsonl file."""
+    agent: Annotated[str, Length(0, 256, "characters")] = ""
+    """Your own agent, package.module:function, called with (task, base_url, api_key): plays the tasks if not empty."""
     options: dict[str, Any] = field(default_factory=dict)
     """The environment's own settings, e.g. task.options.level=easy."""
     python: Annotated[str, FilePath(may_be_empty=True)] = ""
-    """Interpreter of the virtual environment that the environment's packages are in; this one's if empty."""
+    """Interpreter of the virtual environment with the packages of the environment or agent; this one's if empty."""
 
 
 @dataclass
@@ -96,7 +98,7 @@ class Rollout:
     max_turns: Annotated[int, Turns] = 30
     """Turns after which an episode is cut off."""
     workers: Annotated[int, Range(0, 1024)] = 0
-    """Processes that environments run in; 0 runs them in this one, the fastest for steps below about 0.1 ms."""
+    """Processes that environments run in; 0 is this one, fastest below 0.1 ms a step. Agents at once; 0 is 64."""
     step_timeout: Annotated[float, Range(0.1, 86_400, unit="seconds")] = 60.0
     """Seconds a step may take in a worker before it counts as hung; making and resetting a game: five times that."""
     max_new_tokens: Annotated[int, Range(1, 1_048_576, unit="tokens")] = 64

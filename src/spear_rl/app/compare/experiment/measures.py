@@ -31,7 +31,9 @@ def eval_best(run: RunRecord) -> float | None:
 def also(run: RunRecord) -> dict[int, float]:
     """Steps learned -> success on the first split of eval.also, the evaluation before RL left out."""
     split = next((name for row in run.evals.values() for name in row.get("also", {})), "")
-    return {step: row["also"][split]["success"] for step, row in run.evals.items() if step and split in row.get("also", {})}
+    return {
+        step: row["also"][split]["success"] for step, row in run.evals.items() if step and split in row.get("also", {})
+    }
 
 
 def also_mean(run: RunRecord) -> float | None:
