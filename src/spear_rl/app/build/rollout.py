@@ -1,6 +1,7 @@
 """From a configuration to the parts of a rollout: tasks, environments, sampling. Never imports torch."""
 
 import inspect
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from spear_rl.errors import ConfigError, OptionError, UserError
 from spear_rl.io.escaping import clipped
 from spear_rl.io.files import same_folder
 from spear_rl.rollout.agents.collect import AgentRunner
+from spear_rl.rollout.agents.records import read_records, texts_in
 from spear_rl.rollout.agents.rendering import AgentRenderer, require_text
 from spear_rl.rollout.choice import TaskChoice
 from spear_rl.rollout.collect import Rollouts, collect_within, demonstration, report_failures
@@ -98,7 +100,10 @@ def runner_of(config: Config) -> Pool | InProcess:
 
 def expert_texts(config: Config, *, num_episodes: int = 400, num_parallel: int = 16) -> list[str]:
     """Observations and actions of expert episodes of the training panel: the corpus of a tokenizer from scratch."""
+    told = texts_in(config.sft.from_, key="sft.from") if config.sft.from_ else []
     tasks = tasks_of(config, "train")[:num_episodes]
+    if config.task.env.endswith(".jsonl"):
+        return told + [json.dumps(dict(task.data)) for task in tasks]
     texts: list[list[str]] = [[] for _ in tasks]
     errors: list[BaseException | None] = [None] * len(tasks)
     runner = runner_of(config)
@@ -113,7 +118,7 @@ def expert_texts(config: Config, *, num_episodes: int = 400, num_parallel: int =
         report_failures(failed, num_episodes=len(tasks))
     if config.rollout.detail == "full":
         texts = [[*episode, task.instructions] for episode, task in zip(texts, tasks, strict=True)]
-    return [text for episode in texts for text in episode]
+    return told + [text for episode in texts for text in episode]
 
 
 def _play_experts(
@@ -165,7 +170,7 @@ class Player:
         limits = config.rollout if renderer is None else None
         self.max_context = limits.max_context if limits else None
         self._max_response_tokens = limits.max_response_tokens or None if limits else None
-        self._runner = runner_of(config)
+        self._runner, self._tokenizer = runner_of(config), tokenizer
         self.envs: EnvRunner = self._runner
         self.layout = layout_of(config)
         self._agents = None if renderer or not config.task.agent else agents_of(config, tokenizer, processor)
@@ -216,7 +221,9 @@ class Player:
         return partial(collect_within, renderer=self.renderer, layout=self.layout, envs=self.envs, **limits)
 
     def demonstrations(self, tasks: Sequence[Task], count: int) -> list[Trajectory]:
-        """`count` expert episodes over `tasks`, repeated as needed with other seeds."""
+        """`count` expert episodes over `tasks`, repeated as needed with other seeds; or the won ones of sft.from."""
+        if self._config.sft.from_:
+            return won_episodes(self._config.sft.from_, self._tokenizer, count, thinking=self._config.rollout.thinking)
         return [
             demonstration(
                 tasks[number % len(tasks)],
@@ -242,6 +249,15 @@ def agents_of(config: Config, tokenizer: Any, processor: Any) -> AgentRunner:
         python=os.path.abspath(python) if python else None,
         seed=config.run.seed,
     )
+
+
+def won_episodes(path: str, tokenizer: Any, count: int, *, thinking: bool | None) -> list[Trajectory]:
+    """Those of the first `count` episodes of a file that succeeded."""
+    found = read_records(path, AgentRenderer(tokenizer, thinking=thinking), key="sft.from", count=count)
+    won = [recorded.trajectory for recorded in found if recorded.trajectory.success]
+    if not won:
+        raise ConfigError(f"sft.from: none of the first {len(found)} episodes of {path} succeeded")
+    return won
 
 
 def choice_of(config: Config, tasks: Sequence[Task]) -> TaskChoice | None:

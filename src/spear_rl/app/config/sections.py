@@ -171,7 +171,9 @@ class Sft:
     """The cold start: supervised learning on expert episodes before RL."""
 
     episodes: Annotated[int, Range(0, 100_000)] = 0
-    """Expert episodes; 0 is no cold start."""
+    """Expert episodes, or the first so many of sft.from; 0 is no cold start, or all of sft.from."""
+    from_: Annotated[str, FilePath(may_be_empty=True)] = ""
+    """A .jsonl file of episodes to learn from instead: as a run with an agent records them, or OpenAI chats."""
     epochs: Annotated[int, Range(1, 1000)] = 3
     """Passes over them."""
     batch_size: Annotated[int, Range(1, 65_536, unit="episodes")] = 16

@@ -53,6 +53,10 @@ class AgentRenderer(ChatRenderer):
         """The text of each token, for a reader."""
         return [str(self._tokenizer.decode([token])) for token in token_ids]
 
+    @property
+    def vocabulary_size(self) -> int:
+        return len(self._tokenizer)
+
     def _shown(self, messages: Sequence[Message], tools: Tools) -> str:
         if not self._knows_tools:
             return self._text(without_tools(messages, tools))
