@@ -14,58 +14,49 @@ from typing import Any
 
 from openai import OpenAI
 
-COLOURS = ("red", "green", "blue", "gold")
-LOOK = {
-    "type": "function",
-    "function": {
-        "name": "look",
-        "parameters": {"type": "object", "properties": {"colour": {"type": "string"}}, "required": ["colour"]},
-    },
-}
+DIGITS = "0123"
+QUESTION = "Which digit is hidden ?"
+LOOK: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
 
 def solve(task: Any, base_url: str, api_key: str) -> float:
     """1 if the policy names the digit in both branches."""
-    colour, digit = task.data["colour"], task.data["digit"]
     client = OpenAI(base_url=base_url, api_key=api_key)
-    messages: list[Any] = [{"role": "user", "content": f"Which digit is {colour} ?"}]
-    first = client.chat.completions.create(model="policy", messages=messages, tools=[LOOK]).choices[0].message  # type: ignore[list-item]
+    messages: list[Any] = [{"role": "user", "content": task.data["question"]}]
+    first = client.chat.completions.create(model="policy", messages=messages, tools=[LOOK]).choices[0].message
     messages.append(first)
     for call in first.tool_calls or []:
-        wanted = json.loads(call.function.arguments).get("colour")  # type: ignore[union-attr]
-        seen = f"digit {digit}" if wanted == colour else "nothing"
-        messages.append({"role": "tool", "tool_call_id": call.id, "content": seen})
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": task.data["digit"]})
     answers = []
     for question in ("Name it .", "Say it ."):
         branch = [*messages, {"role": "user", "content": question}]
-        said = client.chat.completions.create(model="policy", messages=branch, tools=[LOOK]).choices[0].message  # type: ignore[list-item]
+        said = client.chat.completions.create(model="policy", messages=branch, tools=[LOOK]).choices[0].message
         answers.append((said.content or "").strip())
-    return float(answers == [digit, digit])
+    return float(answers == [task.data["digit"]] * 2)
 
 
-def chat(colour: str, digit: str, question: str, *, looks: bool) -> dict[str, Any]:
+def chat(digit: str, question: str, *, looks: bool) -> dict[str, Any]:
     """A chat to learn the format from: one that looks, or one that guesses."""
-    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": json.dumps({"colour": colour})}}
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     first: dict[str, Any] = {"role": "assistant", "content": "I guess"}
     if looks:
         first = {"role": "assistant", "content": None, "tool_calls": [call]}
-    result = [{"role": "tool", "tool_call_id": "1", "content": f"digit {digit}"}] if looks else []
-    asked = {"role": "user", "content": f"Which digit is {colour} ?"}
+    result = [{"role": "tool", "tool_call_id": "1", "content": digit}] if looks else []
     ending = [{"role": "user", "content": question}, {"role": "assistant", "content": digit}]
-    return {"messages": [asked, first, *result, *ending], "tools": [LOOK]}
+    return {"messages": [{"role": "user", "content": QUESTION}, first, *result, *ending], "tools": [LOOK]}
 
 
 def main() -> None:
     rng = random.Random(0)
     with open("tasks.jsonl", "w") as file:
-        for number in range(160):
-            split = "train" if number < 96 else "validation"
-            row = {"id": f"{number:03d}", "split": split, "colour": rng.choice(COLOURS), "digit": rng.choice("0123456789")}
+        for number in range(128):
+            split = "train" if number < 64 else "validation"
+            row = {"id": f"{number:03d}", "split": split, "question": QUESTION, "digit": rng.choice(DIGITS)}
             file.write(json.dumps(row) + "\n")
     with open("chats.jsonl", "w") as file:
-        for _ in range(600):
-            colour, digit, question = rng.choice(COLOURS), rng.choice("0123456789"), rng.choice(("Name it .", "Say it ."))
-            file.write(json.dumps(chat(colour, digit, question, looks=rng.random() < 0.35)) + "\n")
+        for _ in range(800):
+            digit, question = rng.choice(DIGITS), rng.choice(("Name it .", "Say it ."))
+            file.write(json.dumps(chat(digit, question, looks=rng.random() < 0.35)) + "\n")
 
 
 if __name__ == "__main__":

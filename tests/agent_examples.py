@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import time
+import urllib.error
 import urllib.request
 from typing import Any
 
@@ -108,3 +110,131 @@ def with_openai(task: Task, base_url: str, api_key: str) -> float:
     branch = [*messages, {"role": "user", "content": "look"}]
     client.chat.completions.create(model="policy", messages=branch, tools=[tool])  # type: ignore[list-item]
     return 1.0
+
+
+def refused(base_url: str, path: str, body: bytes, **headers: str) -> tuple[int, str]:
+    """(status, sentence) of a request that must be refused."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(base_url + path, body or None, headers)) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)["error"]["message"]
+
+
+def asks_for_everything(task: Task, base_url: str, api_key: str) -> float:
+    """Samples, log-probabilities, limits, stop strings, seeds and a stream."""
+    said = [{"role": "user", "content": "red code ?"}]
+    several = chat(base_url, api_key, said, n=3, logprobs=True)
+    assert [choice["index"] for choice in several["choices"]] == [0, 1, 2]
+    for choice in several["choices"]:
+        scores = choice["logprobs"]["content"]
+        assert scores
+        assert all(score["logprob"] <= 0 for score in scores)
+    assert several["usage"]["completion_tokens"] == sum(
+        len(choice["logprobs"]["content"]) for choice in several["choices"]
+    )
+    short = chat(base_url, api_key, said, max_tokens=1)
+    assert short["usage"]["completion_tokens"] == 1
+    same = [chat(base_url, api_key, said, seed=number)["choices"][0]["message"] for number in (7, 7)]
+    assert same[0] == same[1]
+    others = {chat(base_url, api_key, said, seed=number)["choices"][0]["message"]["content"] for number in range(8)}
+    assert len(others) > 1
+    text = same[0]["content"]
+    if len(text) > 2:
+        middle = text[len(text) // 2]
+        stopped = chat(base_url, api_key, said, seed=7, stop=[middle])["choices"][0]
+        assert stopped["message"]["content"] == text.partition(middle)[0].strip()
+        assert stopped["finish_reason"] == "stop"
+    body = {"model": "policy", "messages": said, "seed": 7, "stream": True, "stream_options": {"include_usage": True}}
+    head = {"Authorization": f"Bearer {api_key}"}
+    request = urllib.request.Request(f"{base_url}/chat/completions", json.dumps(body).encode(), head)
+    with urllib.request.urlopen(request) as answer:
+        lines = [line.decode().strip() for line in answer if line.strip()]
+    assert lines.pop() == "data: [DONE]"
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
+    streamed = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+    assert streamed == text
+    assert chunks[-1]["usage"]["completion_tokens"] > 0
+    return 1.0
+
+
+def attacks(task: Task, base_url: str, api_key: str) -> float:
+    """Requests that must not be served, after one that is."""
+    one_call(task, base_url, api_key)
+    body = json.dumps({"messages": [{"role": "user", "content": "look"}]}).encode()
+    path, key = "/chat/completions", f"Bearer {api_key}"
+    assert refused(base_url, path, body)[0] == 401
+    assert refused(base_url, path, body, Authorization="Bearer sk-guess")[0] == 401
+    assert refused(base_url, path, body, Authorization=key[:-1])[0] == 401
+    assert refused(base_url, path, body, Authorization=key, Host="evil.example")[0] == 403
+    assert refused(base_url, path, body, Authorization=key, Host="127.0.0.1:1")[0] == 403
+    assert refused(base_url, path, body, Authorization=key, Origin="http://evil.example")[0] == 403
+    assert refused(base_url, "/files", body, Authorization=key)[0] == 404
+    assert refused(base_url, path, b"{", Authorization=key)[0] == 400
+    assert refused(base_url, path, b"[" * 100_000, Authorization=key)[0] == 400
+    assert refused(base_url, path, body, Authorization=key, **{"Transfer-Encoding": "chunked"})[0] == 411
+    assert refused(base_url, "/models", b"", Authorization=key)[0] == 200
+    for change, word in (
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "king", "content": ""}]}, "role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "text only"),
+        ({"n": 0}, "n must"),
+        ({"n": True}, "n must"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"stop": [1]}, "stop"),
+        ({"top_logprobs": 5}, "top_logprobs"),
+        ({"tools": [{}]}, "tools"),
+        ({"seed": 2**70}, "seed"),
+    ):
+        status, sentence = refused(base_url, path, json.dumps(json.loads(body) | change).encode(), Authorization=key)
+        assert status == 400, change
+        assert word in sentence
+    return 1.0
+
+
+def keeps_its_key(task: Task, base_url: str, api_key: str) -> float:
+    """Leaves its key in a file, and calls with the key of an episode that is over if there is one."""
+    one_call(task, base_url, api_key)
+    file = task.data["file"]
+    if os.path.exists(file):
+        with open(file) as keys:
+            old = keys.read()
+        body = json.dumps({"messages": [{"role": "user", "content": "look"}]}).encode()
+        assert refused(base_url, "/chat/completions", body, Authorization=f"Bearer {old}")[0] == 401
+    with open(file, "w") as keys:
+        keys.write(api_key)
+    return 1.0
+
+
+def hangs_up(task: Task, base_url: str, api_key: str) -> float:
+    """Gives up its first call before it is answered, and then makes another."""
+    import socket
+
+    port = int(base_url.split(":")[2].split("/")[0])
+    body = json.dumps({"messages": [{"role": "user", "content": "lost"}]}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {api_key}\r\n"
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    time.sleep(0.2)
+    return one_call(task, base_url, api_key)
+
+
+def catches(task: Task, base_url: str, api_key: str) -> float:
+    """Goes on until it is refused, and returns then."""
+    with contextlib.suppress(urllib.error.HTTPError):
+        endless(task, base_url, api_key)
+    return 0.25
+
+
+def guesses(task: Task, base_url: str, api_key: str) -> float:
+    """Plays the task's own environment."""
+    env = task.make_env()
+    seen = env.reset()
+    messages = [{"role": "user", "content": seen.text}]
+    for _ in range(2):
+        said = chat(base_url, api_key, messages)["choices"][0]["message"]
+        result = env.step(said["content"] or "")
+        if result.done:
+            return result.reward
+        messages += [said, {"role": "user", "content": result.observation.text}]
+    return 0.0

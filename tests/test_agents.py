@@ -1,0 +1,313 @@
+"""Agents as rollouts: exact tokens, branches, limits, failures, attacks; through the real endpoint and processes."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spear_rl.errors import ConfigError
+from spear_rl.rollout import Task
+from spear_rl.rollout.agents.collect import AgentRunner
+from spear_rl.rollout.agents.messages import checked_messages, digests, split_calls
+from spear_rl.rollout.agents.rendering import AgentRenderer
+from spear_rl.rollout.agents.session import Session
+from spear_rl.rollout.collect import EpisodesFailedError
+from spear_rl.train.step import rows
+from spear_rl.types import Completion, Stop
+from test_chat_templates import FAMILIES, tokenizer_of
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+class Recorder:
+    """A generator of random tokens that remembers what it gave for what."""
+
+    def __init__(self, vocabulary: int, *, seed: int = 0, delay: float = 0.0, most: int = 6) -> None:
+        self.given: Counter[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]] = Counter()
+        self.sizes: list[int] = []
+        self._rng, self._vocabulary, self._delay, self._most = random.Random(seed), vocabulary, delay, most
+
+    def generate(self, prompts):
+        self.sizes.append(len(prompts))
+        time.sleep(self._delay)
+        return [self._completion(prompt) for prompt in prompts]
+
+    def _completion(self, prompt):
+        ids = [self._rng.randrange(self._vocabulary) for _ in range(self._rng.randint(1, self._most))]
+        completion = Completion(ids, [-self._rng.random() for _ in ids])
+        self.given[tuple(prompt), tuple(ids), tuple(completion.logprobs)] += 1
+        return completion
+
+
+def tasks(count: int = 2, kind: str = "t", **data) -> list[Task]:
+    return [Task(f"{kind}/{number}", print, data=data) for number in range(count)]
+
+
+@pytest.fixture
+def play(tokenizer, make_engine):
+    """Plays tasks with one of the agents in agent_examples."""
+
+    def play(agent, played=None, *, generator=None, timeout=20.0, num_parallel=64, rounds=1, **options):
+        options = {"group_size": 2, "max_turns": 50, "step": 3} | options
+        with AgentRunner(
+            f"agent_examples:{agent}", AgentRenderer(tokenizer), timeout=timeout, num_parallel=num_parallel
+        ) as runner:
+            for _ in range(rounds):
+                groups = runner.collect(played or tasks(), generator=generator or make_engine(), **options)
+            return groups
+
+    return play
+
+
+@pytest.mark.parametrize("agent", ["one_call", "async_call"])
+def test_an_agent_sync_or_async_gives_groups_with_its_rewards(play, agent):
+    groups = play(agent, tasks(3))
+    assert [group.task_id for group in groups] == ["t/0", "t/1", "t/2"]
+    for played in (t for group in groups for t in group.trajectories):
+        assert played.reward == len(played.turns[0].text)
+        assert (played.stop, played.success) == (Stop.DONE, played.reward > 0)
+    assert [(group.step, group.num_failed, len(group.trajectories)) for group in groups] == [(3, 0, 2)] * 3
+
+
+def test_captured_tokens_are_those_generated_and_branches_are_rows(play, tokenizer):
+    generator = Recorder(len(tokenizer))
+    groups = play("growing", tasks(4), generator=generator, group_size=3)
+    played = [t for group in groups for t in group.trajectories]
+    captured = Counter(
+        (tuple(turn.prompt_ids), tuple(turn.completion.token_ids), tuple(turn.completion.logprobs))
+        for t in played
+        for turn in t.turns
+    )
+    assert captured == generator.given
+    for t in played:
+        assert len(t.turns) == 4
+        found = rows(t, [1.0] * 4)
+        assert sorted(len(row.answers) for row in found) == [1, 3]
+        for row in found:
+            for answer in row.answers:
+                written = answer.completion.token_ids
+                assert row.ids[answer.column : answer.column + len(written)] == written
+    assert all(t.turns[-1].reward == 1.0 == t.reward for t in played)
+
+
+def test_sixty_four_agents_play_at_once(play, tokenizer):
+    generator = Recorder(len(tokenizer), delay=0.05)
+    groups = play("growing", tasks(16), generator=generator, group_size=4, timeout=60.0)
+    assert sum(len(group.trajectories) for group in groups) == 64
+    assert sum(generator.sizes) == 64 * 4
+    assert max(generator.sizes) > 8  # calls that wait together form a batch
+
+
+def test_the_next_agents_wait_for_a_place(play, tokenizer):
+    generator = Recorder(len(tokenizer))
+    play("growing", tasks(4), generator=generator, group_size=3, num_parallel=2)
+    assert max(generator.sizes) <= 2
+
+
+@pytest.mark.parametrize(
+    ("agent", "sentence"),
+    [
+        ("never_calls", "returned 0.5 without a call that was answered: it must use the base_url and api_key"),
+        ("raises", "raised ValueError: no way to play t/1 (in raises,"),
+        ("returns_none", "returned None, not a number: return the episode's reward"),
+        ("exits", "raised SystemExit: 0"),
+        ("dies", "was killed by signal 9 before it returned"),
+    ],
+)
+def test_an_agent_that_always_fails_is_named_in_one_sentence(play, agent, sentence):
+    with pytest.raises(EpisodesFailedError) as caught:
+        play(agent)
+    said = str(caught.value)
+    assert said.startswith(f"task.agent: agent_examples:{agent} failed in all 4 episodes: the last, of t/1, ")
+    assert sentence in said
+    assert "\n" not in said
+
+
+def test_a_hanging_agent_is_killed_and_the_others_are_kept(play, caplog):
+    played = [*tasks(2), *tasks(1, "hangs"), *tasks(1, "raises"), *tasks(1, "dies"), *tasks(1, "none")]
+    start = time.monotonic()
+    groups = play("mixed", played, timeout=2.0)
+    assert time.monotonic() - start < 60
+    assert [(len(group.trajectories), group.num_failed) for group in groups] == [(2, 0)] * 2 + [(0, 2)] * 4
+    assert "8 of 12 episodes failed and were left out" in caplog.text
+
+
+def test_a_failed_episode_is_played_again_and_counts_once(play, tmp_path):
+    groups = play("once_unlucky", tasks(1, file=str(tmp_path / "was_here")), group_size=2)
+    assert [(len(group.trajectories), group.num_failed) for group in groups] == [(2, 0)]
+    assert all(len(t.turns) == 1 for group in groups for t in group.trajectories)
+
+
+@pytest.mark.parametrize(("agent", "reward"), [("endless", -0.5), ("catches", 0.25)])
+def test_a_limit_of_calls_is_no_failure(play, agent, reward):
+    [group] = play(agent, [Task("t", print, unfinished_reward=-0.5)], max_turns=3)
+    stop = Stop.MAX_TURNS if agent == "endless" else Stop.DONE
+    assert [(t.stop, len(t.turns), t.reward) for t in group.trajectories] == [(stop, 3, reward)] * 2
+
+
+@pytest.mark.parametrize("limit", [{"max_response_tokens": 7}, {"max_context": 60}])
+def test_limits_of_tokens_end_an_episode_as_overlong(play, tokenizer, limit):
+    agent = "endless" if "max_response_tokens" in limit else "growing"
+    [group] = play(agent, tasks(1), generator=Recorder(len(tokenizer), most=30), **limit)
+    for t in group.trajectories:
+        assert t.stop is Stop.OVERLONG
+        assert all(len(turn.prompt_ids) <= limit.get("max_context", math.inf) for turn in t.turns)
+        assert t.num_tokens <= limit.get("max_response_tokens", math.inf)
+
+
+def test_samples_logprobs_limits_stops_seeds_and_streams_are_served(play):
+    [group] = play("asks_for_everything", tasks(1))
+    assert group.num_failed == 0
+
+
+def test_what_is_malformed_foreign_or_without_the_key_is_refused(play):
+    [group] = play("attacks", tasks(1))
+    assert [len(t.turns) for t in group.trajectories] == [1, 1]
+
+
+def test_the_key_of_an_episode_that_is_over_is_refused(play, tmp_path):
+    [group] = play("keeps_its_key", tasks(1, file=str(tmp_path / "key")), num_parallel=1, group_size=3)
+    assert [len(t.turns) for t in group.trajectories] == [1, 1, 1]
+
+
+def test_a_call_that_the_agent_gave_up_does_not_train(play, tokenizer):
+    generator = Recorder(len(tokenizer), delay=0.1)
+    [group] = play("hangs_up", tasks(1), generator=generator)
+    assert [len(t.turns) for t in group.trajectories] == [1, 1]
+    assert all("lost" not in t.turns[0].observation for t in group.trajectories)
+    assert sum(generator.sizes) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("agent_examples:nobody", "the module agent_examples has no nobody"),
+        ("no_such_module:solve", "there is no module no_such_module"),
+        ("agent_examples", "names no agent: write package.module:function"),
+    ],
+)
+def test_an_agent_that_cannot_be_imported_is_named(tokenizer, make_engine, name, sentence):
+    with pytest.raises(ConfigError, match=sentence), AgentRunner(name, AgentRenderer(tokenizer)) as runner:
+        runner.collect(tasks(), group_size=2, generator=make_engine(), max_turns=3, step=0)
+
+
+def test_nothing_is_left_running(play, tokenizer):
+    import subprocess
+
+    class Broken(Recorder):
+        def generate(self, prompts):
+            raise RuntimeError("out of order")
+
+    with pytest.raises(RuntimeError, match="out of order"):
+        play("hangs", generator=Broken(9))
+    time.sleep(0.5)
+    found = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert not [line for line in found.splitlines() if "rollout.agents.launcher" in line and "defunct" not in line]
+
+
+# Without processes: conversations and their tokens.
+
+
+def a_tree(rng: random.Random, session: Session, *, num_calls: int, tools) -> None:
+    """Calls that begin, continue or branch from conversations, as an agent re-sends them."""
+    known: list[list[dict]] = [[]]
+    vocabulary = len(session.renderer._tokenizer)
+    for _ in range(num_calls):
+        before = rng.choice(known)
+        messages = [*before, {"role": "user", "content": rng.choice(["go on", "look again\n", "what now?"])}]
+        checked = checked_messages(json.loads(json.dumps(messages)))
+        prompt = session.prompt(checked, tools)
+        ids = [rng.randrange(vocabulary) for _ in range(rng.randint(1, 8))]
+        if rng.random() < 0.5:
+            ids.append(session.renderer.end_id)
+        capture = session.add(prompt, Completion(ids, [-1.0] * len(ids)), messages=checked, tools=tools, key=0)
+        calls = capture.message.get("tool_calls")
+        known.append([*messages, capture.message | ({"tool_calls": calls} if calls else {})])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_no_sampled_token_is_ever_tokenised_again(family, seed):
+    """Also with templates that show earlier answers otherwise than they were written."""
+    rng = random.Random(seed)
+    session = Session(AgentRenderer(tokenizer_of(family)))
+    a_tree(rng, session, num_calls=8, tools=[])
+    for capture in session.captures:
+        if parent := capture.parent:
+            whole = [*parent.prompt_ids, *parent.completion.token_ids]
+            assert capture.prompt_ids[: len(whole)] == whole
+    played = session.trajectory(1.0, Stop.DONE)
+    assert len(played.turns) == 8
+    found = rows(played, [1.0] * 8)
+    num_ends = len({id(c) for c in session.captures} - {id(c.parent) for c in session.captures})
+    assert len(found) == num_ends  # one row per conversation
+    assert sum(len(row.answers) for row in found) == 8
+
+
+def test_a_conversation_is_recognised_however_a_framework_writes_it():
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1, "y": "z"}'}}
+    first = checked_messages(
+        [
+            {"role": "developer", "content": "rules"},
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None, "audio": None},
+            {"role": "tool", "tool_call_id": "a", "content": "1"},
+        ]
+    )
+    other = {"id": "b", "type": "function", "function": {"name": "f", "arguments": '{"y":"z","x":1}'}}
+    second = checked_messages(
+        [
+            {"role": "system", "content": [{"type": "text", "text": "rules"}]},
+            {"role": "user", "content": " hi "},
+            {"role": "assistant", "content": "", "tool_calls": [other]},
+            {"role": "tool", "tool_call_id": "b", "content": [{"type": "text", "text": "1"}]},
+        ]
+    )
+    assert digests(first, [tool]) == digests(second, [tool])
+    assert digests(first, []) != digests(first, [tool])
+    assert len({*digests(first, [])}) == 4
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.text(alphabet="ab \n", max_size=9),
+    st.lists(st.dictionaries(st.text(max_size=4), st.integers() | st.text(max_size=5), max_size=3), max_size=3),
+)
+def test_tool_calls_are_read_as_they_were_written(text, arguments):
+    calls = [{"name": "f", "arguments": own} for own in arguments]
+    written = text + "".join(f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in calls)
+    assert split_calls(written) == (text.strip(), calls, False)
+
+
+@pytest.mark.parametrize("broken", ["{", "[]", '{"name": 1}', '{"name": "f", "arguments": "x"}', "[" * 5000])
+def test_a_malformed_tool_call_stays_text(broken):
+    written = f"<tool_call>{broken}</tool_call>"
+    assert split_calls(written) == (written, [], True)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tools_are_shown_by_every_template(family):
+    renderer = AgentRenderer(tokenizer_of(family))
+    tool = {"type": "function", "function": {"name": "find_mug", "description": "finds", "parameters": {}}}
+    call = {"id": "123456789", "type": "function", "function": {"name": "find_mug", "arguments": {}}}
+    asked = checked_messages([{"role": "user", "content": "where?"}])
+    prompt = renderer.conversation(asked, [tool])
+    assert "find_mug" in renderer._tokenizer.decode(prompt)
+    answer = checked_messages(
+        [{"role": "tool", "tool_call_id": call["id"], "name": "find_mug", "content": "on the shelf"}]
+    )
+    written = renderer.answer("<tool_call>...</tool_call>")
+    after = renderer.continued(prompt, written, answer, [tool])
+    assert after[: len(prompt) + len(written)] == prompt + written
+    assert "on the shelf" in renderer._tokenizer.decode(after[len(prompt) + len(written) :])
