@@ -36,13 +36,13 @@ def solve(task: Any, base_url: str, api_key: str) -> float:
 
 
 def chat(digit: str, question: str, *, looks: bool) -> dict[str, Any]:
-    """A chat to learn the format from: one that looks, or one that guesses."""
+    """A chat to learn the format from: one that looks, or one that does not."""
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-    first: dict[str, Any] = {"role": "assistant", "content": "I guess"}
+    first: dict[str, Any] = {"role": "assistant", "content": "I know it"}
     if looks:
         first = {"role": "assistant", "content": None, "tool_calls": [call]}
     result = [{"role": "tool", "tool_call_id": "1", "content": digit}] if looks else []
-    ending = [{"role": "user", "content": question}, {"role": "assistant", "content": digit}]
+    ending = [{"role": "user", "content": question}, {"role": "assistant", "content": digit if looks else "unknown"}]
     return {"messages": [{"role": "user", "content": QUESTION}, first, *result, *ending], "tools": [LOOK]}
 
 
@@ -56,7 +56,7 @@ def main() -> None:
     with open("chats.jsonl", "w") as file:
         for _ in range(800):
             digit, question = rng.choice(DIGITS), rng.choice(("Name it .", "Say it ."))
-            file.write(json.dumps(chat(digit, question, looks=rng.random() < 0.35)) + "\n")
+            file.write(json.dumps(chat(digit, question, looks=rng.random() < 0.4)) + "\n")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from spear_rl.app.build.cautions import RewardWatch, cautions
-from spear_rl.app.build.rollout import Player, eval_sampling_of, tasks_of
+from spear_rl.app.build.rollout import Player, episodes_in, eval_sampling_of, tasks_of
 from spear_rl.app.build.training import algorithm_of, engine_of, policy_in_folder
 from spear_rl.app.build.warnings import RunWatch
 from spear_rl.app.config import Config, resolved
@@ -32,7 +32,7 @@ from spear_rl.rollout.env import Task
 from spear_rl.settings.fields import flat
 from spear_rl.train.callbacks import WARNINGS, Callback, Event
 from spear_rl.train.checkpoint import COLD_START, MANIFEST, checked_manifest, remove_leftovers, write_folder
-from spear_rl.train.cold_start import ColdStart, warmup_then_cosine
+from spear_rl.train.cold_start import ColdStart, seed_replay, warmup_then_cosine
 from spear_rl.train.critic import critic_engine
 from spear_rl.train.episode_files import DRAWS, EVALUATIONS, remove_later, write_evaluation
 from spear_rl.train.evaluate import Evaluation, evaluation, merged
@@ -148,6 +148,8 @@ def _prepare(config: Config, trainer: Trainer, checkpoint: Path | None) -> None:
         engine.set_reference(policy_in_folder(config, reference))
     if checkpoint is not None:
         trainer.restore(checkpoint)
+    elif (imitation := trainer.algorithm.imitation) and (path := config.algorithm.imitation.from_):
+        seed_replay(imitation, episodes_in(config, path, engine.tokenizer, key="algorithm.imitation.from"), engine)
 
 
 def sft_from(config: Config, callbacks: Sequence[Callback] = (), *, stop: Stop | None = None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
 from spear_rl.app.config import Config, require_env
@@ -14,7 +15,7 @@ from spear_rl.errors import ConfigError, OptionError, UserError
 from spear_rl.io.escaping import clipped
 from spear_rl.io.files import same_folder
 from spear_rl.rollout.agents.collect import AgentRunner
-from spear_rl.rollout.agents.records import read_records, texts_in
+from spear_rl.rollout.agents.records import EPISODES, Recorded, read_records, texts_in, write_records
 from spear_rl.rollout.agents.rendering import AgentRenderer, require_text
 from spear_rl.rollout.choice import TaskChoice
 from spear_rl.rollout.collect import Rollouts, collect_within, demonstration, report_failures
@@ -206,7 +207,16 @@ class Player:
         rollout, seed = self._config.rollout, self._config.run.seed
         play = self._collect(generator, rollout.group_size)
         collect = (lambda tasks, **settings: corrected(play(tasks, **settings))) if corrected else play
+        if self._agents is not None:
+            collect = partial(self._recorded, collect)
         return Rollouts(collect, tasks, num_tasks=rollout.num_tasks, seed=seed, choice=choice_of(self._config, tasks))
+
+    def _recorded(self, collect: Callable[..., list[Group]], tasks: Sequence[Task], *, step: int) -> list[Group]:
+        """What agents played, whose exact tokens are kept as often as episodes are dumped."""
+        groups, run = collect(tasks, step=step), self._config.run
+        if run.trajectories_every and step % run.trajectories_every == 0:
+            write_records(Path(run.dir) / EPISODES / f"step_{step:06d}.jsonl", groups)
+        return groups
 
     def _collect(self, generator: Generator, group_size: int, max_turns: int = 0) -> Callable[..., list[Group]]:
         limits: dict[str, Any] = {
@@ -223,7 +233,8 @@ class Player:
     def demonstrations(self, tasks: Sequence[Task], count: int) -> list[Trajectory]:
         """`count` expert episodes over `tasks`, repeated as needed with other seeds; or the won ones of sft.from."""
         if self._config.sft.from_:
-            return won_episodes(self._config.sft.from_, self._tokenizer, count, thinking=self._config.rollout.thinking)
+            found = episodes_in(self._config, self._config.sft.from_, self._tokenizer, key="sft.from", count=count)
+            return [recorded.trajectory for recorded in found]
         return [
             demonstration(
                 tasks[number % len(tasks)],
@@ -251,12 +262,12 @@ def agents_of(config: Config, tokenizer: Any, processor: Any) -> AgentRunner:
     )
 
 
-def won_episodes(path: str, tokenizer: Any, count: int, *, thinking: bool | None) -> list[Trajectory]:
-    """Those of the first `count` episodes of a file that succeeded."""
-    found = read_records(path, AgentRenderer(tokenizer, thinking=thinking), key="sft.from", count=count)
-    won = [recorded.trajectory for recorded in found if recorded.trajectory.success]
+def episodes_in(config: Config, path: str, tokenizer: Any, *, key: str, count: int | None = None) -> list[Recorded]:
+    """Those of the first `count` episodes of a file, or of all, that succeeded; `key` names the setting."""
+    found = read_records(path, AgentRenderer(tokenizer, thinking=config.rollout.thinking), key=key, count=count)
+    won = [recorded for recorded in found if recorded.trajectory.success]
     if not won:
-        raise ConfigError(f"sft.from: none of the first {len(found)} episodes of {path} succeeded")
+        raise ConfigError(f"{key}: none of the first {len(found)} episodes of {path} succeeded")
     return won
 
 

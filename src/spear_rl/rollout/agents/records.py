@@ -20,10 +20,13 @@ from typing import Any
 
 from spear_rl.errors import ConfigError, UserError
 from spear_rl.io.escaping import in_words
-from spear_rl.io.files import writing
+from spear_rl.io.files import write_whole, writing
 from spear_rl.rollout.agents.messages import MalformedError, checked_messages, checked_tools, said
 from spear_rl.rollout.agents.rendering import AgentRenderer
 from spear_rl.types import Completion, Group, Stop, Trajectory, Turn
+
+EPISODES = "episodes"
+"""The folder of a run with the episodes that agents played."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +40,16 @@ class Recorded:
     """Whether they are those of the policy that sampled it; else they are 0."""
 
 
-def append_records(path: Path, groups: Iterable[Group]) -> None:
-    """Add the episodes of `groups` to a file."""
+def write_records(path: Path, groups: Iterable[Group]) -> None:
+    """The episodes of `groups`, one line each."""
     lines = [
         json.dumps(record_of(played, task=group.task_id, family=group.info.get("family", ""), step=group.step)) + "\n"
         for group in groups
         for played in group.trajectories
     ]
-    with writing(path), path.open("a", encoding="utf-8") as file:
-        file.write("".join(lines))
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, "".join(lines))
 
 
 def record_of(played: Trajectory, *, task: str, family: str, step: int) -> dict[str, Any]:
