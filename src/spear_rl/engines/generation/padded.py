@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicLayer
 
 from spear_rl.engines.base import NonFiniteLossError
 from spear_rl.rollout.generator import Sampling
-from spear_rl.types import Completion, limit_of, seed_of
+from spear_rl.types import Completion, limit_of
 
 SPARE = 64
 """Columns that a cache layer allocates beyond those in use."""
@@ -58,12 +58,8 @@ class Decoder:
         active = torch.ones(len(prompts), dtype=torch.bool, device=logits.device)
         limits = torch.tensor([limit_of(prompt, sampling.max_new_tokens) for prompt in prompts], device=logits.device)
         cut = torch.zeros_like(active)
-        seeded = {row: seed for row, prompt in enumerate(prompts) if (seed := seed_of(prompt)) is not None}
-        own = {row: torch.Generator(logits.device).manual_seed(seed % 2**63) for row, seed in seeded.items()}
         for position in range(int(limits.max())):
             tokens, scores = sampled(logits, sampling, generator)
-            for row, random in own.items():
-                tokens[row : row + 1], scores[row : row + 1] = sampled(logits[row : row + 1], sampling, random)
             tokens = torch.where(active, tokens, self._pad_id)
             ids, values = tokens.tolist(), scores.tolist()
             for row in active.nonzero().flatten().tolist():

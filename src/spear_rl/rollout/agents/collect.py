@@ -1,6 +1,5 @@
 """Collect rollouts of agents: their calls are completed by the engine, which this thread alone drives."""
 
-import json
 import logging
 import time
 from collections import deque
@@ -8,10 +7,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Any, Self
+from typing import Self
 
 from spear_rl.errors import ConfigError
 from spear_rl.io.escaping import clipped
+from spear_rl.rollout.agents.answers import answer_of
 from spear_rl.rollout.agents.endpoint import Call, Endpoint, RefusedError, Request
 from spear_rl.rollout.agents.processes import AgentProcesses, Outcome
 from spear_rl.rollout.agents.rendering import AgentRenderer
@@ -19,7 +19,7 @@ from spear_rl.rollout.agents.session import Capture, Prompt, Session
 from spear_rl.rollout.collect import EpisodesFailedError, Lockstep, cut
 from spear_rl.rollout.env import Task
 from spear_rl.rollout.generator import Generator, Stream, Streaming
-from spear_rl.types import Completion, Group, ShortPrompt, Stop, Trajectory
+from spear_rl.types import Completion, Group, ShortPrompt, Stop, Trajectory, seed_of
 
 _log = logging.getLogger(__name__)
 
@@ -117,6 +117,8 @@ class AgentRunner:
         groups = [[_Episode(task, place) for _ in range(group_size)] for place, task in enumerate(tasks)]
         episodes = [episode for group in groups for episode in group]
         stream: Stream = generator.stream() if isinstance(generator, Streaming) else Lockstep(generator)
+        if isinstance(stream, Lockstep):
+            stream = SeededLockstep(generator)
         played = _Round(self, self._endpoint, stream, max_turns, max_context, max_response_tokens)
         try:
             played.play(episodes, step)
@@ -141,6 +143,21 @@ class AgentRunner:
         if len(failed) == num_episodes:
             raise EpisodesFailedError(f"task.agent: {self._agent} failed in all {num_episodes} episodes: {last}")
         _log.warning("%d of %d episodes failed and were left out: %s, %s", len(failed), num_episodes, self._agent, last)
+
+
+class SeededLockstep(Lockstep):
+    """Pending prompts as one batch, and each one that has a seed alone, with a random stream of its own."""
+
+    def finished(self) -> list[tuple[int, Completion]]:
+        seeded = [(key, prompt) for key, prompt in self._pending if seed_of(prompt) is not None]
+        make, sampling = (getattr(self._generator, name, None) for name in ("evaluation_generator", "sampling"))
+        if not seeded or make is None or sampling is None:
+            return super().finished()
+        self._pending = [(key, prompt) for key, prompt in self._pending if seed_of(prompt) is None]
+        done = super().finished()
+        for key, prompt in seeded:
+            done += [(key, own) for own in make(sampling, seed=seed_of(prompt)).generate([prompt])]
+        return done
 
 
 @dataclass
@@ -332,50 +349,5 @@ def _request(token_ids: list[int], limit: int | None, seed: int | None, sample: 
     """A prompt as the generator gets it: with its limit and its seed, where the call has them."""
     if limit is None and seed is None:
         return token_ids
-    own = None if seed is None else seed + sample
+    own = None if seed is None else (seed + sample) % 2**63
     return ShortPrompt(token_ids, (), 2**31 if limit is None else limit, seed=own)
-
-
-def answer_of(call: Call, captures: Sequence[Capture], renderer: AgentRenderer) -> dict[str, Any]:
-    """The chat completion that an agent gets."""
-    request, name = call.request, f"{call.number}-{time.monotonic_ns():x}"
-    choices = []
-    for index, capture in enumerate(captures):
-        completion, message = capture.completion, dict(capture.message)
-        ended = "length" if completion.truncated else "stop"
-        if calls := message.pop("tool_calls", None):
-            ended = "tool_calls" if ended == "stop" else ended
-            message["tool_calls"] = [_named(entry, f"call-{name}-{index}-{n}") for n, entry in enumerate(calls)]
-            message["content"] = message["content"] or None
-        if capture.thoughts:
-            message["reasoning_content"] = capture.thoughts
-        logprobs = {"content": _logprobs(completion, renderer), "refusal": None} if request.wants_logprobs else None
-        choices.append({"index": index, "message": message, "finish_reason": ended, "logprobs": logprobs})
-    num_prompt = len(captures[0].prompt_ids)
-    num_written = sum(len(capture.completion.token_ids) for capture in captures)
-    return {
-        "id": f"chatcmpl-{name}",
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": request.model,
-        "choices": choices,
-        "usage": {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": num_written,
-            "total_tokens": num_prompt + num_written,
-        },
-    }
-
-
-def _named(call: dict[str, Any], name: str) -> dict[str, Any]:
-    function = call["function"]
-    own = {"name": function["name"], "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
-    return {"id": name, "type": "function", "function": own}
-
-
-def _logprobs(completion: Completion, renderer: AgentRenderer) -> list[dict[str, Any]]:
-    pieces = renderer.text_pieces(completion.token_ids)
-    return [
-        {"token": text, "logprob": max(score, -9999.0), "bytes": list(text.encode()), "top_logprobs": []}
-        for text, score in zip(pieces, completion.logprobs, strict=True)
-    ]
