@@ -190,3 +190,31 @@ def test_tasks_come_from_a_file_by_split(tmp_path):
         path.write_text(content)
         with pytest.raises(ConfigError, match=sentence):
             tasks_in_file(str(path), "train")
+
+
+@pytest.mark.slow
+def test_an_agent_with_the_openai_package_tools_two_turns_and_a_branch_doubles_its_success(
+    spear, tmp_path, monkeypatch
+):
+    pytest.importorskip("openai")
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "examples"))
+    monkeypatch.chdir(tmp_path)
+    import agent_openai
+
+    agent_openai.main()
+    code, printed = spear(
+        "train", "task.agent=agent_openai:solve", "task.env=tasks.jsonl", "sft.from=chats.jsonl", "sft.epochs=4",
+        "sft.batch_size=4", "sft.learning_rate=2e-3", "engine.model=tiny-xs", "rollout.num_tasks=4",
+        "rollout.group_size=8", "rollout.max_turns=4", "rollout.max_new_tokens=32", "optim.learning_rate=5e-4",
+        "algorithm.name=grpo", "run.steps=24", "run.threads=1", "eval.tasks=64", "eval.temperature=1", "run.dir=run",
+        "run.seed=1",
+    )  # fmt: skip
+    assert code == 0, printed
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    before, after = summary["success_before"]["success"], summary["success_after"]["success"]
+    assert 0.05 < before
+    assert after > 2 * before
+    for row in rows_of(tmp_path / "run" / "episodes" / "step_000010.jsonl"):
+        first, name, say = row["turns"]
+        whole = first["prompt_ids"] + first["token_ids"]
+        assert name["prompt_ids"][: len(whole)] == say["prompt_ids"][: len(whole)] == whole
