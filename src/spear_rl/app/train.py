@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from spear_rl.app.build.cautions import RewardWatch, cautions
-from spear_rl.app.build.rollout import Player, episodes_in, eval_sampling_of, tasks_of
+from spear_rl.app.build.rollout import Player, counted, episodes_in, eval_sampling_of, tasks_of
 from spear_rl.app.build.training import algorithm_of, engine_of, policy_in_folder
 from spear_rl.app.build.warnings import RunWatch
 from spear_rl.app.config import Config, resolved
@@ -77,7 +77,7 @@ def train_from(config: Config, callbacks: Sequence[Callback] = (), *, stop: Stop
     Returns:
         The summary, which is also in run.dir/summary.json.
     """
-    config, stop = resolved(config), stop or Stop()
+    config, stop = counted(resolved(config)), stop or Stop()
     config.run.resume = resumes(config)
     run_dir = Path(config.run.dir)
     settings, algorithm = settings_text(config, "train"), algorithm_of(config)
@@ -158,10 +158,12 @@ def sft_from(config: Config, callbacks: Sequence[Callback] = (), *, stop: Stop |
     Args:
         stop: as for `train_from`; the last whole update is saved.
     """
-    config, stop = resolved(config), stop or Stop()
+    config, stop = counted(resolved(config)), stop or Stop()
     config.run.resume = resumes(config)
     if not config.sft.episodes:
-        raise ConfigError("sft.episodes is 0: say how many expert episodes to learn from, e.g. sft.episodes=256")
+        raise ConfigError(
+            "sft.episodes is 0: say how many expert episodes to learn from, e.g. sft.episodes=256, or sft.from"
+        )
     run_dir = Path(config.run.dir)
     settings, trackers = settings_text(config, "sft"), Trackers(config.run.trackers, callbacks)
     with locked(run_dir), trackers.tracking():

@@ -15,7 +15,7 @@ from spear_rl.errors import ConfigError, OptionError, UserError
 from spear_rl.io.escaping import clipped
 from spear_rl.io.files import same_folder
 from spear_rl.rollout.agents.collect import AgentRunner
-from spear_rl.rollout.agents.records import EPISODES, Recorded, read_records, texts_in, write_records
+from spear_rl.rollout.agents.records import EPISODES, Recorded, num_records, read_records, texts_in, write_records
 from spear_rl.rollout.agents.rendering import AgentRenderer, require_text
 from spear_rl.rollout.choice import TaskChoice
 from spear_rl.rollout.collect import Rollouts, collect_within, demonstration, report_failures
@@ -260,6 +260,13 @@ def agents_of(config: Config, tokenizer: Any, processor: Any) -> AgentRunner:
         python=os.path.abspath(python) if python else None,
         seed=config.run.seed,
     )
+
+
+def counted(config: Config) -> Config:
+    """The config with the number of episodes in sft.from, where sft.episodes does not say how many to take."""
+    if config.sft.from_ and not config.sft.episodes:
+        config.sft.episodes = num_records(config.sft.from_, key="sft.from")
+    return config
 
 
 def episodes_in(config: Config, path: str, tokenizer: Any, *, key: str, count: int | None = None) -> list[Recorded]:

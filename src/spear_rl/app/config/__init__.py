@@ -16,7 +16,6 @@ from spear_rl.app.config.algorithm import (
 from spear_rl.app.config.profiles import PROFILES
 from spear_rl.app.config.sections import Engine, Eval, Optim, Rollout, Run, Sft, Task
 from spear_rl.errors import ConfigError
-from spear_rl.rollout.agents.records import num_records
 from spear_rl.settings import fields
 from spear_rl.settings.fields import documentation, flat, override, sections, to_toml, update, value_of
 from spear_rl.settings.names import ALGORITHM_NAMES, BASES, split_name
@@ -78,8 +77,6 @@ def resolved(config: Config) -> Config:
     algorithm, rollout = config.algorithm, config.rollout
     algorithm.bonus.steps = algorithm.bonus.steps or config.run.steps
     algorithm.imitation.warm_steps = algorithm.imitation.warm_steps or max(config.run.steps // 2, 1)
-    if config.sft.from_ and not config.sft.episodes:
-        config.sft.episodes = num_records(config.sft.from_, key="sft.from")
     turns = rollout.max_turns if rollout.layout == "chat" else 1
     longest = rollout.max_new_tokens * turns
     algorithm.max_length = algorithm.max_length or min(longest, rollout.max_response_tokens or longest)
