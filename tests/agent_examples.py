@@ -94,24 +94,6 @@ def once_unlucky(task: Task, base_url: str, api_key: str) -> float:
     return said
 
 
-def with_openai(task: Task, base_url: str, api_key: str) -> float:
-    """Tools, two turns and a branch, with the openai package."""
-    from openai import OpenAI
-
-    client = OpenAI(base_url=base_url, api_key=api_key)
-    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
-    messages: list[Any] = [{"role": "user", "content": "red code ?"}]
-    first = client.chat.completions.create(model="policy", messages=messages, tools=[tool])  # type: ignore[list-item]
-    message = first.choices[0].message
-    messages.append(message)
-    for call in message.tool_calls or []:
-        messages.append({"role": "tool", "tool_call_id": call.id, "content": "green code 7"})
-    client.chat.completions.create(model="policy", messages=messages, tools=[tool])  # type: ignore[list-item]
-    branch = [*messages, {"role": "user", "content": "look"}]
-    client.chat.completions.create(model="policy", messages=branch, tools=[tool])  # type: ignore[list-item]
-    return 1.0
-
-
 def refused(base_url: str, path: str, body: bytes, **headers: str) -> tuple[int, str]:
     """(status, sentence) of a request that must be refused."""
     try:
@@ -238,3 +220,21 @@ def guesses(task: Task, base_url: str, api_key: str) -> float:
             return result.reward
         messages += [said, {"role": "user", "content": result.observation.text}]
     return 0.0
+
+
+def kills_its_launcher(task: Task, base_url: str, api_key: str) -> float:
+    """Once: task.data names a file that remembers it."""
+    said = one_call(task, base_url, api_key)
+    if not os.path.exists(task.data["file"]):
+        open(task.data["file"], "w").close()
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
+    return said
+
+
+def leaves_a_child(task: Task, base_url: str, api_key: str) -> float:
+    """Starts a process that outlives it, unless it is killed with it."""
+    import subprocess
+
+    subprocess.Popen(["sleep", task.data["seconds"]])
+    return one_call(task, base_url, api_key)

@@ -11,17 +11,18 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spear_rl.errors import ConfigError
-from spear_rl.rollout import Task
+from spear_rl.rollout import Sampling, Task
 from spear_rl.rollout.agents.collect import AgentRunner
 from spear_rl.rollout.agents.messages import checked_messages, digests, split_calls
 from spear_rl.rollout.agents.rendering import AgentRenderer
 from spear_rl.rollout.agents.session import Session
 from spear_rl.rollout.collect import EpisodesFailedError
-from spear_rl.train.step import rows
+from spear_rl.train.step import collate, rows
 from spear_rl.types import Completion, Stop
 from test_chat_templates import FAMILIES, tokenizer_of
 
@@ -212,6 +213,48 @@ def test_nothing_is_left_running(play, tokenizer):
     time.sleep(0.5)
     found = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert not [line for line in found.splitlines() if "rollout.agents.launcher" in line and "defunct" not in line]
+
+
+def test_the_openai_package_is_served(make_engine, tokenizer, monkeypatch):
+    pytest.importorskip("openai")
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "examples"))
+    own = {"question": "red code ?", "digit": "7"}
+    with AgentRunner("agent_openai:solve", AgentRenderer(tokenizer)) as runner:
+        [group] = runner.collect(
+            [Task("t", print, data=own)], group_size=2, generator=make_engine(), max_turns=3, step=0
+        )
+    assert [len(t.turns) for t in group.trajectories] == [3, 3]
+
+
+def test_a_dead_launcher_is_replaced_and_its_agents_are_run_again(play, tmp_path):
+    groups = play("kills_its_launcher", tasks(2, file=str(tmp_path / "was_here")))
+    assert [(len(group.trajectories), group.num_failed) for group in groups] == [(2, 0)] * 2
+
+
+def test_what_an_agent_started_ends_with_it(play):
+    import subprocess
+
+    seconds = f"4321.{random.randrange(10**9)}"
+    play("leaves_a_child", tasks(1, seconds=seconds), group_size=2)
+    found = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert f"sleep {seconds}" not in found
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_captured_log_probabilities_are_the_policys_with_and_without_continuous_batching(play, make_engine, packed):
+    engine = make_engine(sampling=Sampling(max_new_tokens=5), **({"packed": True, "num_slots": 4} if packed else {}))
+    groups = play("growing", tasks(3), generator=engine)
+    played = [t for group in groups for t in group.trajectories]
+    batch = collate(played, [[1.0] * len(t.turns) for t in played], pad_id=engine.pad_id)
+    assert batch is not None
+    assert int(batch.mask.sum()) == sum(t.num_tokens for t in played)
+    torch.testing.assert_close(engine.scored(batch)[0][batch.mask], batch.old_logprobs[batch.mask], rtol=0, atol=2e-3)
+
+
+def test_everything_is_served_with_continuous_batching(play, make_engine):
+    engine = make_engine(sampling=Sampling(max_new_tokens=5), packed=True, num_slots=4)
+    [group] = play("asks_for_everything", tasks(1), generator=engine)
+    assert group.num_failed == 0
 
 
 # Without processes: conversations and their tokens.
