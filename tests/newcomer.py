@@ -175,6 +175,7 @@ def main() -> None:
         bin_folder = None
         if is_short:
             folder.mkdir()
+            shutil.copytree(ROOT / "experiments", folder / "experiments")
             bin_folder = Path(sys.executable).parent
         else:
             subprocess.run(["git", "clone", "--quiet", ROOT, folder], check=True)

@@ -19,12 +19,16 @@ import sys
 import time
 from pathlib import Path
 from statistics import mean, stdev
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from conftest import logged
 from spear_rl.app.compare.experiment import commands, jobs_of, read_plan
 from spear_rl.app.compare.experiment.cells import cell_of, gpus
+from spear_rl.app.compare.experiment.measures import MEASURES
 from spear_rl.app.compare.experiment.plan import BUDGET
 from spear_rl.app.config import flat, load, merged, resolved, to_toml, with_changes
 from spear_rl.errors import ConfigError
@@ -925,3 +929,14 @@ def test_a_stopped_experiment_saves_its_cells_and_goes_on(spear, written, tmp_pa
 def test_the_example_plans_are_sound():
     for path in sorted((ROOT / "experiments").glob("*.toml")):
         assert read_plan(path).cells
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=2, max_size=6))
+def test_measures_of_a_further_split_are_those_of_the_main_one_on_its_evaluations(rates):
+    both = {5 * n: {"success": main, "also": {"held_out": {"success": other}}} for n, (main, other) in enumerate(rates)}
+    other = {step: row["also"]["held_out"] for step, row in both.items()}
+    for name in ("mean", "final"):
+        assert MEASURES[f"also_{name}"](SimpleNamespace(evals=both)) == MEASURES[f"eval_{name}"](
+            SimpleNamespace(evals=other)
+        )
+        assert MEASURES[f"also_{name}"](SimpleNamespace(evals=other)) is None

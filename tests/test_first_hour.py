@@ -280,6 +280,13 @@ def test_settings_that_cannot_work_with_random_weights_are_warned_of(overrides, 
         assert "\n" not in sentence
 
 
+def test_a_vision_language_model_from_scratch_is_warned_of_with_its_own_preset():
+    assert cautions(load("sokoban-vision-tiny")) == []
+    [sentence] = cautions(load("sokoban-vision-tiny", ["optim.learning_rate=1e-6"]))
+    assert "engine.model=tiny-vision begins with random weights" in sentence
+    assert sentence.endswith("or begin with the preset sokoban-vision-tiny")
+
+
 def test_a_cold_start_alone_is_not_warned_of_the_rate_of_rl():
     assert cautions(load("tiny", ["optim.learning_rate=1e-6"]), with_rl=False) == []
 

@@ -16,6 +16,7 @@ from spear_rl.testing import check_engine
 from spear_rl.types import Completion
 
 SMALL = ["lookup", "sft.episodes=8", "sft.epochs=1", "eval.tasks=4", "rollout.num_tasks=2", "run.checkpoint_every=1"]
+SMALL += ["algorithm.bonus.steps=2"]  # of the whole run, also where it is cut in two
 ENGINE, MODEL = "engine.name=outside_package.engine:make", "engine.model=outside_package.model:make"
 
 

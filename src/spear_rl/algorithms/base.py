@@ -210,7 +210,7 @@ class SelfImitation:
         return recalibrate(rewards, beaten, std).tolist()
 
     def _beaten(self, stored: Sequence[Stored[Remembered]], baseline: float | None) -> list[float]:
-        """What each episode's reward has to beat; `baseline` is the global percentile."""
+        """The baseline b of each stored episode in A' = R - b; `baseline` is the percentile over all families."""
         families = self._families(stored)
         if self.baseline == "siblings":
             today = {family: found.reward / found.episodes for family, found in self.outcomes.by_family().items()}

@@ -325,7 +325,7 @@ def weight_metrics(weights: Sequence[float]) -> Metrics:
 
 @dataclass
 class Running:
-    """What a run has measured so far: the state behind schedules that follow it instead of the step."""
+    """Running statistics of a run, for schedules that depend on success or entropy instead of the step."""
 
     success: float = 0.0
     """Running mean of the success of training episodes: the first step's, then a fifth of each new one; 0 before."""

@@ -50,7 +50,7 @@ class Result:
 
     @property
     def weight(self) -> float:
-        """Largest where half of the episodes won: there a group's baseline tells them apart."""
+        """The weight of the task in a draw: largest at a success rate of 1/2, where a group's rewards differ most."""
         success = self.num_won / self.num_played
         return success * (1 - success) + LEAST_WEIGHT
 
@@ -94,7 +94,7 @@ class TaskChoice:
         self._has_warned = False
 
     def chosen(self, fresh: Sequence[int], step: int) -> list[Chosen]:
-        """The groups of a step, from the places of its fresh tasks: as many, and none twice that was not before.
+        """The groups of a step: as many as `fresh` has tasks, some of them replaced by tasks played before, none twice.
 
         Those that are not fresh take the last places, so the other tasks are those of a run without them.
         """

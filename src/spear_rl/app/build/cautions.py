@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from spear_rl.app.config import Config
-from spear_rl.engines.models.tiny import TINY_SIZES
+from spear_rl.engines.models.tiny import FROM_SCRATCH, TINY_VISION
 from spear_rl.train.callbacks import Callback, Event
 
 LEAST_RATE, LEAST_SFT_RATE, LEAST_UPDATES = 1e-4, 1e-3, 100
@@ -17,7 +17,7 @@ def cautions(config: Config, *, with_rl: bool = True) -> list[str]:
     """One sentence for each setting that has no effect or cannot work with a model from scratch; RL's if it follows."""
     model, optim, sft = config.engine.model, config.optim, config.sft
     useless = _without_effect(config) if with_rl else []
-    if model not in TINY_SIZES:
+    if model not in FROM_SCRATCH:
         return useless
     updates = math.ceil(sft.episodes / sft.batch_size) * sft.epochs
     faults = []
@@ -31,7 +31,8 @@ def cautions(config: Config, *, with_rl: bool = True) -> list[str]:
     if not sft.episodes:
         faults.append("without a cold start it says nothing that an environment understands: set sft.episodes=2000")
     begins = f"warning: engine.model={model} begins with random weights, and"
-    return [*useless, *(f"{begins} {fault}, or begin with the preset tiny" for fault in faults)]
+    preset = "sokoban-vision-tiny" if model == TINY_VISION else "tiny"
+    return [*useless, *(f"{begins} {fault}, or begin with the preset {preset}" for fault in faults)]
 
 
 def _without_effect(config: Config) -> list[str]:

@@ -206,7 +206,7 @@ class AlgorithmConfig:
     entropy_bonus: Annotated[float, Weight] = 0.0
     """Weight of the entropy in the on-policy loss."""
     entropy_floor: Annotated[float, Range(0, 100, unit="nats per token")] = 0.0
-    """While a step's entropy is below it, entropy_bonus grows by a term that shrinks again above it; 0 is no floor."""
+    """The weight of the entropy bonus rises while the policy's entropy is below this, and falls above it; 0 is off."""
     kl: Annotated[float, Weight] = 0.0
     """Weight of the KL to the cold-started policy; 0 needs no reference model."""
     discount: Annotated[float, Share] = 0.95

@@ -19,7 +19,7 @@ PROFILES: dict[str, dict[str, Any]] = {
     },
     "spear": {},
 }
-"""Name -> settings of `algorithm` that a run has unless its preset, its file or its command says otherwise.
+"""Profile -> values of settings under `algorithm`; a preset, a file or the command line overrides them.
 
 None that may be unset: a file cannot say so, and a stored configuration would take the profile's value.
 """

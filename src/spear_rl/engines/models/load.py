@@ -174,7 +174,7 @@ def model_in_folder(folder: Path, *, trust_remote_code: bool = False) -> tuple[A
 
 
 def _check_writes_text(name: Path | str, folder: Path) -> None:
-    """Refuse encoder-decoders, models that embed or classify, and those without a vocabulary, by their small files."""
+    """Refuse what is no causal language model, or has no tokenizer, by its configuration, before weights are read."""
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
         kind, is_pair = str((config.get("architectures") or [""])[0]), bool(config.get("is_encoder_decoder"))

@@ -114,9 +114,9 @@ class Summary:
     reference: str
     measure: str
     blocks: int
-    """With a difference in this measure."""
+    """Blocks in which both arms have this measure on at least one common seed."""
     above: int
-    """Blocks whose interval is above zero."""
+    """Blocks in which the 95 % interval of the paired difference lies above zero."""
     below: int
     mean: float
     """Of the blocks' differences."""

@@ -10,40 +10,27 @@ Measure = Callable[[RunRecord], float | None]
 
 
 def evaluations(run: RunRecord) -> dict[int, float]:
-    """Steps learned -> success of the evaluation there, the one before RL left out."""
+    """Step -> success of its evaluation, without the one before RL."""
     return {step: float(row["success"]) for step, row in run.evals.items() if step > 0}
 
 
-def eval_mean(run: RunRecord) -> float | None:
-    values = evaluations(run).values()
-    return fmean(values) if values else None
+def further_evaluations(run: RunRecord) -> dict[int, float]:
+    """The same on the first split of eval.also."""
+    rows = {step: row.get("also", {}) for step, row in run.evals.items()}
+    split = next((name for row in rows.values() for name in row), "")
+    return {step: float(row[split]["success"]) for step, row in rows.items() if step > 0 and split in row}
 
 
-def eval_final(run: RunRecord) -> float | None:
-    found = evaluations(run)
-    return found[max(found)] if found else None
+def _mean_of(series: Callable[[RunRecord], Mapping[int, float]]) -> Measure:
+    return lambda run: fmean(found.values()) if (found := series(run)) else None
+
+
+def _final_of(series: Callable[[RunRecord], Mapping[int, float]]) -> Measure:
+    return lambda run: found[max(found)] if (found := series(run)) else None
 
 
 def eval_best(run: RunRecord) -> float | None:
     return max(evaluations(run).values(), default=None)
-
-
-def also(run: RunRecord) -> dict[int, float]:
-    """Steps learned -> success on the first split of eval.also, the evaluation before RL left out."""
-    split = next((name for row in run.evals.values() for name in row.get("also", {})), "")
-    return {
-        step: row["also"][split]["success"] for step, row in run.evals.items() if step and split in row.get("also", {})
-    }
-
-
-def also_mean(run: RunRecord) -> float | None:
-    values = also(run).values()
-    return fmean(values) if values else None
-
-
-def also_final(run: RunRecord) -> float | None:
-    found = also(run)
-    return found[max(found)] if found else None
 
 
 def rollout_last(run: RunRecord) -> float | None:
@@ -51,11 +38,11 @@ def rollout_last(run: RunRecord) -> float | None:
 
 
 MEASURES: dict[str, Measure] = {
-    "eval_mean": eval_mean,
-    "eval_final": eval_final,
+    "eval_mean": _mean_of(evaluations),
+    "eval_final": _final_of(evaluations),
     "eval_best": eval_best,
-    "also_mean": also_mean,
-    "also_final": also_final,
+    "also_mean": _mean_of(further_evaluations),
+    "also_final": _final_of(further_evaluations),
     "rollout_last": rollout_last,
 }
 MEANINGS = {
