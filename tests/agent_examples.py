@@ -238,3 +238,91 @@ def leaves_a_child(task: Task, base_url: str, api_key: str) -> float:
 
     subprocess.Popen(["sleep", task.data["seconds"]])
     return one_call(task, base_url, api_key)
+
+
+def forces_calls(task: Task, base_url: str, api_key: str) -> float:
+    """Asks for what no free sampling can promise, and then for a call that is one."""
+    said, tool = [{"role": "user", "content": "red code ?"}], {"type": "function", "function": {"name": "look"}}
+    path, key = "/chat/completions", f"Bearer {api_key}"
+    for change, word in (
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": tool}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [tool]}}}, "tool_choice"),
+        ({"tool_choice": 1}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}}, "response_format"),
+        ({"response_format": "json"}, "response_format"),
+        ({"response_format": {"type": ["text"]}}, "response_format"),
+        ({"functions": [{"name": "look"}]}, "tools"),
+        ({"function_call": "auto"}, "tool_choice"),
+        ({"logit_bias": {"5": 100}}, "logit_bias"),
+        ({"logprobs": True, "top_logprobs": 2}, "top_logprobs"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ):
+        body = json.dumps({"messages": said, "tools": [tool]} | change).encode()
+        status, sentence = refused(base_url, path, body, Authorization=key)
+        assert status == 400, (change, status, sentence)
+        assert word in sentence
+        assert "\n" not in sentence
+    harmless: dict[str, Any] = {
+        "tool_choice": "auto", "response_format": {"type": "text"}, "top_logprobs": None, "logit_bias": {},
+        "temperature": 0.3, "top_p": 0.5, "user": "me", "max_completion_tokens": 3, "max_tokens": 9,
+    }  # fmt: skip
+    answer = chat(base_url, api_key, said, tools=[tool], **harmless)
+    assert answer["usage"]["completion_tokens"] <= 3
+    return 1.0
+
+
+def looks_then_says(task: Task, base_url: str, api_key: str) -> float:
+    """A call with tools, and a last one in the same conversation that must call none."""
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "red code ?"}]
+    first = chat(base_url, api_key, messages, tools=[tool])["choices"][0]
+    assert first["finish_reason"] == "tool_calls", first
+    [call] = first["message"]["tool_calls"]
+    messages += [first["message"], {"role": "tool", "tool_call_id": call["id"], "content": "7"}]
+    last = chat(base_url, api_key, messages, tools=[tool], tool_choice="none")["choices"][0]
+    assert last["finish_reason"] == "stop", last
+    assert "tool_calls" not in last["message"]
+    assert "look" in last["message"]["content"]
+    return 1.0
+
+
+def lists_models(task: Task, base_url: str, api_key: str) -> float:
+    head = {"Authorization": f"Bearer {api_key}"}
+    for path in ("/models", "/models/", "/models?limit=1"):
+        with urllib.request.urlopen(urllib.request.Request(base_url + path, headers=head)) as answer:
+            assert [model["id"] for model in json.load(answer)["data"]] == ["policy"]
+    with urllib.request.urlopen(urllib.request.Request(f"{base_url}/models/policy", headers=head)) as answer:
+        assert json.load(answer)["id"] == "policy"
+    for path in ("/models/other", "/responses", "/completions", "/embeddings"):
+        status, sentence = refused(base_url, path, b"", Authorization=f"Bearer {api_key}")
+        assert (status, "/v1/chat/completions" in sentence) == (404, True)
+    return one_call(task, base_url, api_key)
+
+
+def opens_many_connections(task: Task, base_url: str, api_key: str) -> float:
+    """More connections than the endpoint takes at once: idle ones without a key, and calls behind them."""
+    import socket
+    from concurrent.futures import ThreadPoolExecutor
+
+    port = int(base_url.split(":")[2].split("/")[0])
+    idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(task.data["idle"])]
+    with ThreadPoolExecutor(24) as pool:
+        list(pool.map(lambda _: one_call(task, base_url, api_key), range(24)))
+    for connection in idle:
+        connection.close()
+    return 1.0
+
+
+def hangs_with_a_child(task: Task, base_url: str, api_key: str) -> float:
+    """Writes its own process and that of a child to a folder, and hangs."""
+    import subprocess
+
+    one_call(task, base_url, api_key)
+    child = subprocess.Popen(["sleep", "3600"])
+    with open(os.path.join(os.environ["AGENT_PIDS"], f"{os.getpid()}.tmp"), "w") as file:
+        file.write(f"{os.getpid()} {child.pid} {os.getppid()}")
+    os.rename(file.name, file.name.removesuffix(".tmp"))
+    time.sleep(3600)
+    return 1.0

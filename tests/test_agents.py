@@ -257,6 +257,117 @@ def test_everything_is_served_with_continuous_batching(play, make_engine):
     assert group.num_failed == 0
 
 
+@pytest.mark.parametrize("agent", ["forces_calls", "lists_models"])
+def test_what_cannot_be_promised_is_refused_by_name_and_the_rest_is_served(play, agent):
+    [group] = play(agent, tasks(1))
+    assert [len(t.turns) for t in group.trajectories] == [1, 1]
+
+
+class Caller(Recorder):
+    """Writes a call of a tool, whatever it is asked."""
+
+    def __init__(self, tokenizer) -> None:
+        super().__init__(len(tokenizer))
+        self._ids = tokenizer.encode('<tool_call>{"name": "look", "arguments": {}}</tool_call>')
+        self._ids.append(tokenizer.eos_token_id)
+
+    def _completion(self, prompt):
+        return Completion(list(self._ids), [-1.0] * len(self._ids))
+
+
+@pytest.mark.parametrize("family", ["qwen2_5", "llama3", "mistral"])
+def test_with_tool_choice_none_the_conversation_goes_on_as_one_row_and_nothing_is_called(family):
+    renderer = AgentRenderer(tokenizer := tokenizer_of(family))
+    with AgentRunner("agent_examples:looks_then_says", renderer, timeout=20.0) as runner:
+        [group] = runner.collect(tasks(1), group_size=2, generator=Caller(tokenizer), max_turns=5, step=0)
+    assert group.num_failed == 0
+    for t in group.trajectories:
+        assert [turn.used_tool for turn in t.turns] == [True, False]
+        assert len(rows(t, [1.0] * 2)) == 1
+
+
+def test_another_way_to_write_calls_is_read_by_another_reader(tokenizer):
+    def shout(text, tools):
+        names = [tool["function"]["name"] for tool in tools]
+        return "", [{"name": name, "arguments": {"said": text}} for name in names], False
+
+    session = Session(AgentRenderer(tokenizer, read_calls=shout))
+    messages, tools = [{"role": "user", "content": "red code ?"}], [{"type": "function", "function": {"name": "f"}}]
+    ids = tokenizer.encode("red")
+    added = session.add(
+        session.prompt(messages, tools), Completion(ids, [-1.0] * len(ids)), messages=messages, tools=tools, key=0
+    )
+    assert [call["function"]["name"] for call in added.message["tool_calls"]] == ["f"]
+
+
+def test_more_connections_than_the_endpoint_takes_wait_and_idle_ones_make_room(play, monkeypatch):
+    from spear_rl.rollout.agents import endpoint
+
+    monkeypatch.setattr(endpoint, "MAX_CONNECTIONS", 16)
+    monkeypatch.setattr(endpoint, "READ_SECONDS", 1.0)
+    leave, counts = endpoint.Endpoint._leave, []
+    monkeypatch.setattr(
+        endpoint.Endpoint, "_leave", lambda self, request: (counts.append(len(self._open)), leave(self, request))
+    )
+    [group] = play("opens_many_connections", tasks(1, idle=20), timeout=60.0, group_size=1)
+    assert [len(t.turns) for t in group.trajectories] == [24]
+    assert max(counts) == 16
+
+
+def test_a_trainer_that_is_killed_leaves_neither_agents_nor_what_they_started(tmp_path):
+    import os
+    import signal
+    import subprocess
+
+    command = [
+        sys.executable, "-m", "spear_rl.cli", "train", "task.env=lookup",
+        "task.agent=agent_examples:hangs_with_a_child", "engine.model=tiny-xs", "rollout.num_tasks=2",
+        "rollout.group_size=2", "rollout.max_new_tokens=3",
+        "eval.tasks=0", "run.threads=1", "run.steps=1", f"run.dir={tmp_path / 'run'}",
+    ]  # fmt: skip
+    (pids := tmp_path / "pids").mkdir()
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    own = os.environ | {"AGENT_PIDS": str(pids), "PYTHONPATH": path}
+    trainer = subprocess.Popen(command, env=own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def found():
+        return [int(pid) for file in pids.iterdir() if file.suffix != ".tmp" for pid in file.read_text().split()]
+
+    def wait_until(true):
+        end = time.monotonic() + 120
+        while not true() and time.monotonic() < end:
+            time.sleep(0.1)
+        return true()
+
+    try:
+        assert wait_until(lambda: len(found()) == 12 or trainer.poll() is not None)
+        assert trainer.poll() is None
+        assert all(map(is_alive, found()))
+    finally:
+        trainer.send_signal(signal.SIGKILL)
+        trainer.wait()
+    assert wait_until(lambda: not any(map(is_alive, found())))
+
+
+def test_a_call_costs_the_trainer_less_than_five_milliseconds_beside_the_generation(play, tokenizer):
+    """In CPU time, which other processes do not change; benchmarks/agent_overhead.py measures the rest."""
+    generator = Recorder(len(tokenizer))
+    play("growing", generator=generator)
+    num_before, start = sum(generator.sizes), time.process_time()
+    play("growing", tasks(8), generator=generator, group_size=8)
+    spent, num_calls = time.process_time() - start, sum(generator.sizes) - num_before
+    assert num_calls == 8 * 8 * 4
+    assert spent / num_calls < 0.005
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
 # Without processes: conversations and their tokens.
 
 

@@ -12,9 +12,10 @@ from typing import Self
 from spear_rl.errors import ConfigError
 from spear_rl.io.escaping import clipped
 from spear_rl.rollout.agents.answers import answer_of
-from spear_rl.rollout.agents.endpoint import Call, Endpoint, RefusedError, Request
+from spear_rl.rollout.agents.endpoint import Call, Endpoint, RefusedError
 from spear_rl.rollout.agents.processes import AgentProcesses, Outcome
 from spear_rl.rollout.agents.rendering import AgentRenderer
+from spear_rl.rollout.agents.request import Request
 from spear_rl.rollout.agents.session import Capture, Prompt, Session
 from spear_rl.rollout.collect import EpisodesFailedError, Lockstep, cut
 from spear_rl.rollout.env import Task
@@ -329,8 +330,9 @@ class _Round:
         if work.limit is not None:
             completion = cut(completion, work.limit)
         work.captures[sample] = attempt.session.add(
-            work.prompt, completion, messages=request.messages, tools=request.tools, key=key, stop=request.stop
-        )
+            work.prompt, completion, messages=request.messages, tools=request.tools, key=key, stop=request.stop,
+            may_call=request.may_call,
+        )  # fmt: skip
         if len(work.captures) < request.num_samples:
             return
         attempt.num_pending -= 1

@@ -13,22 +13,24 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from spear_rl.io.escaping import in_words
 from spear_rl.io.http import DeadlineReader
-from spear_rl.rollout.agents.messages import MalformedError, checked_messages, checked_tools
-from spear_rl.rollout.rendering.renderer import Message
+from spear_rl.rollout.agents.messages import MalformedError
+from spear_rl.rollout.agents.request import Request, parsed
 
 MAX_BODY = 64 << 20
-MAX_SAMPLES = 128
+MAX_UNKNOWN_BODY = 1 << 20
+"""Of a request without a valid key."""
+MAX_CONNECTIONS = 512
+"""Open at once; more wait. A process may often have 1,024 open files, and a trainer needs some itself."""
 READ_SECONDS = 30.0
 """For a whole request to arrive once it has begun, and for an answer to be taken."""
 IDLE_SECONDS = 3600.0
-"""For the next request of a connection to begin."""
+"""For the next request of a connection to begin, if it belongs to a running episode; READ_SECONDS otherwise."""
 
 
 class RefusedError(Exception):
@@ -37,22 +39,6 @@ class RefusedError(Exception):
     def __init__(self, status: int, sentence: str, code: str = "") -> None:
         super().__init__(status, sentence, code)
         self.status, self.sentence, self.code = status, sentence, code
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a call asks for; what is sampled at (temperature, top_p) is the run's."""
-
-    messages: list[Message]
-    tools: list[dict[str, Any]] = field(default_factory=list)
-    num_samples: int = 1
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    seed: int | None = None
-    wants_logprobs: bool = False
-    is_streamed: bool = False
-    wants_usage: bool = False
-    model: str = ""
 
 
 class Call:
@@ -85,6 +71,8 @@ class Endpoint(ThreadingHTTPServer):
     def __init__(self, notice: Callable[[Call], None]) -> None:
         self.notice = notice
         self._sessions: dict[str, int] = {}
+        self._places, self._is_closed = threading.Semaphore(MAX_CONNECTIONS), False
+        self._open: set[Any] = set()
         super().__init__(("127.0.0.1", 0), _Handler)
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True, name="agent endpoint").start()
 
@@ -105,8 +93,36 @@ class Endpoint(ThreadingHTTPServer):
     def session(self, key: str) -> int | None:
         return self._sessions.get(key)
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether connections should end with their answer, so that idle ones leave room."""
+        return len(self._open) > MAX_CONNECTIONS // 2
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        while not self._places.acquire(timeout=0.2):
+            if self._is_closed:
+                self.shutdown_request(request)
+                return
+        self._open.add(request)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started
+            self._leave(request)
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._leave(request)
+
+    def _leave(self, request: Any) -> None:
+        self._open.discard(request)
+        self._places.release()
+
     def close(self) -> None:
         self._sessions.clear()
+        self._is_closed = True
         self.shutdown()
         self.server_close()
 
@@ -124,11 +140,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
+        self._key = ""
         self._reader = DeadlineReader(self.connection, self.rfile.detach(), until=0.0)
         self.rfile = self._buffered = io.BufferedReader(self._reader)
 
     def handle_one_request(self) -> None:
-        self._reader.until = time.monotonic() + IDLE_SECONDS
+        is_known = self.server.session(self._key) is not None
+        self._reader.until = time.monotonic() + (IDLE_SECONDS if is_known else READ_SECONDS)
         try:
             self._buffered.peek(1)
         except TimeoutError:
@@ -145,25 +163,28 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _guarded(self, act: Callable[[int, bytes], None]) -> None:
         try:
-            body = self._body()
-            key = self._header("Authorization").removeprefix("Bearer ").strip()
-            number = self.server.session(key)
+            self._key = self._header("Authorization").removeprefix("Bearer ").strip()
+            number = self.server.session(self._key)
+            body = self._body(MAX_BODY if number is not None else MAX_UNKNOWN_BODY)
             if number is None:
                 raise RefusedError(401, "this API key belongs to no running episode", "invalid_api_key")
-            self._key = key
             act(number, body)
         except RefusedError as refused:
             self._refuse(refused)
 
     def _models(self, number: int, body: bytes) -> None:
-        if self.path.rstrip("/") != "/v1/models":
-            raise RefusedError(404, "there is /v1/models and /v1/chat/completions only")
         model = {"id": "policy", "object": "model", "created": 0, "owned_by": "spear-rl"}
-        self._send({"object": "list", "data": [model]})
+        answers = {"/v1/models": {"object": "list", "data": [model]}, "/v1/models/policy": model}
+        self._send(answers[self._path(answers)])
+
+    def _path(self, known: Iterable[str]) -> str:
+        path = self.path.partition("?")[0].rstrip("/")
+        if path not in known:
+            raise RefusedError(404, "there is POST /v1/chat/completions and GET /v1/models only")
+        return path
 
     def _complete(self, number: int, body: bytes) -> None:
-        if self.path.rstrip("/") != "/v1/chat/completions":
-            raise RefusedError(404, "there is /v1/models and /v1/chat/completions only")
+        self._path(["/v1/chat/completions"])
         try:
             request = parsed(json.loads(body))
         except MalformedError as error:
@@ -185,7 +206,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._send(call.answer)
 
-    def _body(self) -> bytes:
+    def _body(self, most: int) -> bytes:
         """The body of a well-formed request for this server: against DNS rebinding and web pages."""
         name, _, port = self._header("Host").rpartition(":")
         if name not in ("127.0.0.1", "localhost") or port != str(self.server.server_address[1]):
@@ -197,8 +218,8 @@ class _Handler(BaseHTTPRequestHandler):
         length = self._header("Content-Length") or "0"
         if not (length.isascii() and length.isdigit() and len(length) < 12):
             raise RefusedError(400, "the Content-Length is malformed")
-        if int(length) > MAX_BODY:
-            raise RefusedError(413, f"the request is longer than {MAX_BODY} bytes")
+        if int(length) > most:
+            raise RefusedError(413, f"the request is longer than {most} bytes")
         body = self.rfile.read(int(length))
         if len(body) < int(length):
             raise RefusedError(400, "the body is shorter than its Content-Length")
@@ -243,6 +264,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _head(self, status: int, kind: str, *, length: int | None = None) -> None:
         self.connection.settimeout(READ_SECONDS)
+        self.close_connection |= self.server.is_crowded
         self.send_response(status)
         self.send_header("Content-Type", kind)
         if length is not None:
@@ -261,41 +283,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Requests are not logged."""
-
-
-def parsed(body: object) -> Request:
-    """The request in a JSON body; MalformedError names what cannot be served."""
-    if not isinstance(body, dict):
-        raise MalformedError("the body must be a JSON object")
-    stop = body.get("stop") or []
-    stops = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list) else None
-    if stops is None or not all(isinstance(string, str) and string for string in stops):
-        raise MalformedError("stop must be a text or a list of texts")
-    if body.get("top_logprobs"):
-        raise MalformedError("top_logprobs: only the sampled token's log-probability is known; leave it out")
-    limit = body.get("max_completion_tokens")
-    limit = body.get("max_tokens") if limit is None else limit
-    options, choice = body.get("stream_options"), body.get("tool_choice")
-    return Request(
-        messages=checked_messages(body.get("messages")),
-        tools=[] if choice == "none" else checked_tools(body.get("tools")),
-        num_samples=_whole(body.get("n"), "n", 1, MAX_SAMPLES) or 1,
-        max_tokens=_whole(limit, "max_tokens", 1, 2**31),
-        stop=stops,
-        seed=_whole(body.get("seed"), "seed", -(2**63), 2**63 - 1),
-        wants_logprobs=bool(body.get("logprobs")),
-        is_streamed=bool(body.get("stream")),
-        wants_usage=isinstance(options, dict) and bool(options.get("include_usage")),
-        model=str(body.get("model") or "policy")[:200],
-    )
-
-
-def _whole(value: Any, name: str, low: int, high: int) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise MalformedError(f"{name} must be a whole number from {low} to {high}")
-    return value
 
 
 def chunks(answer: dict[str, Any], *, wants_usage: bool) -> Iterator[dict[str, Any]]:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from spear_rl.rollout.rendering.renderer import Message
@@ -17,6 +17,10 @@ TOOLS_HEADER = (
     '<tool_call>\n{{"name": <function-name>, "arguments": <args-json-object>}}\n</tool_call>'
 )
 """How tools are described to a model whose chat template does not describe them."""
+
+
+ReadCalls = Callable[[str, Sequence[Mapping[str, Any]]], tuple[str, list[dict[str, Any]], bool]]
+"""Answer and tools in; out: its text without the calls, the calls, and whether some could not be read."""
 
 
 class MalformedError(ValueError):
@@ -105,8 +109,8 @@ def digests(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> 
     return out
 
 
-def split_calls(text: str) -> tuple[str, list[dict[str, Any]], bool]:
-    """(the text without its tool calls, the calls, whether some could not be read: these stay in the text).
+def split_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, list[dict[str, Any]], bool]:
+    """Reads calls as Qwen, Hermes and many others write them (`ReadCalls`); those that cannot be read stay in the text.
 
     `Hm. <tool_call>{"name": "f", "arguments": {}}</tool_call>` -> ("Hm.", [{"name": "f", "arguments": {}}], False)
     """

@@ -7,7 +7,7 @@ from secrets import token_hex
 from typing import Any
 
 from spear_rl.errors import ConfigError
-from spear_rl.rollout.agents.messages import without_tools
+from spear_rl.rollout.agents.messages import ReadCalls, split_calls, without_tools
 from spear_rl.rollout.rendering.renderer import ChatRenderer, Message
 
 _ANSWER = f"\u2063{token_hex(8)}\u2063"
@@ -21,7 +21,14 @@ class AgentRenderer(ChatRenderer):
 
     The chat template shows tools, calls and results in its own format. A template that knows no tools gets them in
     plain messages (`messages.without_tools`).
+
+    Args:
+        read_calls: reads the calls in an answer, as the model's family writes them.
     """
+
+    def __init__(self, tokenizer: Any, *, thinking: bool | None = None, read_calls: ReadCalls = split_calls) -> None:
+        super().__init__(tokenizer, thinking=thinking)
+        self.read_calls = read_calls
 
     def conversation(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """A whole conversation, ready for the policy's next message."""

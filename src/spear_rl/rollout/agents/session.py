@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from spear_rl.rollout.agents.messages import digests, said, split_calls
+from spear_rl.rollout.agents.messages import digests, said
 from spear_rl.rollout.agents.rendering import AgentRenderer, Tools
 from spear_rl.rollout.rendering.renderer import Message, without_thoughts
 from spear_rl.types import Completion, Stop, Trajectory, Turn
@@ -69,13 +69,15 @@ class Session:
 
     def add(
         self, prompt: Prompt, completion: Completion, *, messages: Sequence[Message], tools: Tools, key: int,
-        stop: Sequence[str] = (),
+        stop: Sequence[str] = (), may_call: bool = True,
     ) -> Capture:  # fmt: skip
         """Record a completion, cut after the token that completes a stop string."""
         completion, shown = cut_at(completion, stop, self.renderer.decoded)
         text = self.renderer.parse(completion.token_ids)
         thoughts, answer = _thoughts(shown)
-        content, calls, is_malformed = split_calls(answer) if tools else (answer, [], False)
+        content, calls, is_malformed = (
+            self.renderer.read_calls(answer, tools) if tools and may_call else (answer, [], False)
+        )
         message: Message = {"role": "assistant", "content": content}
         if calls:
             message["tool_calls"] = [{"type": "function", "function": call} for call in calls]
