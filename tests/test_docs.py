@@ -157,6 +157,8 @@ def check_spear(words, spear, parsed, said) -> None:
 def check_options(env: str, options, said: str) -> None:
     if env in ENVIRONMENTS:
         known = inspect.signature(ENVIRONMENTS[env]).parameters
+    elif env.endswith(".jsonl"):
+        known = {}
     else:
         module, function = ADAPTERS.get(env.partition(":")[0], env).split(":")
         if importlib.util.find_spec(module.split(".")[0]) is None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from spear_rl.app.build.cautions import RewardWatch, cautions
-from spear_rl.app.build.rollout import Player, eval_sampling_of, tasks_of
+from spear_rl.app.build.rollout import Player, counted, episodes_in, eval_sampling_of, tasks_of
 from spear_rl.app.build.training import algorithm_of, engine_of, policy_in_folder
 from spear_rl.app.build.warnings import RunWatch
 from spear_rl.app.config import Config, resolved
@@ -22,7 +22,7 @@ from spear_rl.app.resume import CONFIG, Start, resumes, settings_text, start_of
 from spear_rl.engines.base import NonFiniteLossError, TrainableEngine
 from spear_rl.engines.device import chosen_device
 from spear_rl.engines.models.hub import used_commits
-from spear_rl.errors import ConfigError, UserError
+from spear_rl.errors import ConfigError, MissingExtraError, UserError
 from spear_rl.io.files import is_leftover, remove_folder, write_whole, writing
 from spear_rl.io.jsonl import flush_rows, mend_rows
 from spear_rl.io.lock import locked
@@ -32,11 +32,11 @@ from spear_rl.rollout.env import Task
 from spear_rl.settings.fields import flat
 from spear_rl.train.callbacks import WARNINGS, Callback, Event
 from spear_rl.train.checkpoint import COLD_START, MANIFEST, checked_manifest, remove_leftovers, write_folder
-from spear_rl.train.cold_start import ColdStart, warmup_then_cosine
+from spear_rl.train.cold_start import ColdStart, seed_replay, warmup_then_cosine
 from spear_rl.train.critic import critic_engine
-from spear_rl.train.episode_files import DRAWS, EVALUATIONS, remove_later, write_evaluation
+from spear_rl.train.episode_files import BUFFER, DRAWS, EVALUATIONS, TRAJECTORIES, remove_later, write_evaluation
 from spear_rl.train.evaluate import Evaluation, evaluation, merged
-from spear_rl.train.loop import MAX_WEIGHT, Trainer
+from spear_rl.train.loop import MAX_WEIGHT, Trainer, WriteEpisodes
 from spear_rl.train.sampling_correction import corrected
 from spear_rl.train.step import CollectFn
 from spear_rl.train.trackers import RunInfo, Trackers
@@ -77,7 +77,7 @@ def train_from(config: Config, callbacks: Sequence[Callback] = (), *, stop: Stop
     Returns:
         The summary, which is also in run.dir/summary.json.
     """
-    config, stop = resolved(config), stop or Stop()
+    config, stop = counted(resolved(config)), stop or Stop()
     config.run.resume = resumes(config)
     run_dir = Path(config.run.dir)
     settings, algorithm = settings_text(config, "train"), algorithm_of(config)
@@ -107,6 +107,7 @@ def train_from(config: Config, callbacks: Sequence[Callback] = (), *, stop: Stop
                 epochs=config.optim.epochs,
                 checkpoint_every=config.run.checkpoint_every,
                 trajectories_every=config.run.trajectories_every,
+                write_episodes=_episode_writer(config, engine.tokenizer),
                 eval_every=config.eval.every,
                 callbacks=[
                     trackers,
@@ -134,6 +135,27 @@ def train_from(config: Config, callbacks: Sequence[Callback] = (), *, stop: Stop
     return summary
 
 
+def _episode_writer(config: Config, tokenizer: Any) -> WriteEpisodes | None:
+    """Records episodes as parquet; None for JSON lines, or where none are kept."""
+    if not config.run.trajectories_every or config.run.trajectories_format == "jsonl":
+        return None
+    try:
+        from spear_rl.io.episodes.parts import EpisodeWriter
+    except ImportError as error:
+        raise MissingExtraError(
+            "run.trajectories_format=parquet needs pyarrow: pip install 'spear-rl[train]', or say jsonl"
+        ) from error
+
+    def pieces(ids: list[int]) -> list[str]:
+        tokens, texts = tokenizer.convert_ids_to_tokens(ids), tokenizer.batch_decode([[number] for number in ids])
+        # A tokenizer that marks spaces so drops one at the beginning of a text, and every token is one here.
+        begins = [isinstance(token, str) and token.startswith("\u2581") for token in tokens]
+        return [f" {text.lstrip(' ')}" if space else text for text, space in zip(texts, begins, strict=True)]
+
+    folder = Path(config.run.dir) / TRAJECTORIES
+    return EpisodeWriter(folder, config.run.trajectories_max_mb * 10**6, pieces).write
+
+
 def _prepare(config: Config, trainer: Trainer, checkpoint: Path | None) -> None:
     """Bring the trainer to the start of RL or to its checkpoint, whose weights were loaded with the engine."""
     engine, reference = trainer.engine, trainer.run_dir / "reference"
@@ -148,6 +170,8 @@ def _prepare(config: Config, trainer: Trainer, checkpoint: Path | None) -> None:
         engine.set_reference(policy_in_folder(config, reference))
     if checkpoint is not None:
         trainer.restore(checkpoint)
+    elif (imitation := trainer.algorithm.imitation) and (path := config.algorithm.imitation.from_):
+        seed_replay(imitation, episodes_in(config, path, engine.tokenizer, key="algorithm.imitation.from"), engine)
 
 
 def sft_from(config: Config, callbacks: Sequence[Callback] = (), *, stop: Stop | None = None) -> dict[str, Any]:
@@ -156,10 +180,12 @@ def sft_from(config: Config, callbacks: Sequence[Callback] = (), *, stop: Stop |
     Args:
         stop: as for `train_from`; the last whole update is saved.
     """
-    config, stop = resolved(config), stop or Stop()
+    config, stop = counted(resolved(config)), stop or Stop()
     config.run.resume = resumes(config)
     if not config.sft.episodes:
-        raise ConfigError("sft.episodes is 0: say how many expert episodes to learn from, e.g. sft.episodes=256")
+        raise ConfigError(
+            "sft.episodes is 0: say how many expert episodes to learn from, e.g. sft.episodes=256, or sft.from"
+        )
     run_dir = Path(config.run.dir)
     settings, trackers = settings_text(config, "sft"), Trackers(config.run.trackers, callbacks)
     with locked(run_dir), trackers.tracking():
@@ -261,7 +287,7 @@ def _open(config: Config, settings: str, start: Start, trackers: Trackers, callb
             _discard_cold_start(run_dir)
         notes += mend_rows(run_dir / "metrics.jsonl", from_step=start.step, complete=is_resumed)
         notes += mend_rows(run_dir / "eval.jsonl", from_step=start.eval_step)
-        for name in (DRAWS, WARNINGS):
+        for name in (DRAWS, BUFFER, WARNINGS):
             notes += mend_rows(run_dir / name, from_step=start.step)
         remove_later(run_dir, start.step, eval_step=start.eval_step)
         write_whole(run_dir / CONFIG, settings)

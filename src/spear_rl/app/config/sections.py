@@ -20,8 +20,14 @@ class Run:
     """Continue the run in run.dir from its newest checkpoint, with its stored settings; auto: if there is one."""
     checkpoint_every: Annotated[int, Range(1, 10_000_000, unit="steps")] = 10
     """Steps between checkpoints; the two newest are kept, and the best of those that were evaluated."""
-    trajectories_every: Annotated[int, Steps] = 10
-    """Steps between dumps of whole episodes into trajectories/; 0 keeps no text of any episode, played or replayed."""
+    trajectories_every: Annotated[int, Steps] = 1
+    """Steps between records of whole episodes in trajectories/; 0 keeps no text of any episode, played or replayed."""
+    trajectories_format: Literal["parquet", "jsonl"] = "parquet"
+    """How they are kept.
+    parquet: compressed columns with tokens and log-probabilities, merged as the run goes on
+    jsonl: one file per step, one JSON object per episode, without tokens; no bound on disk use"""
+    trajectories_max_mb: Annotated[int, Range(1, 100_000_000, unit="MB")] = 2048
+    """Bound on the parquet files of a run; beyond it the texts of the oldest steps are left out, then the steps."""
     trackers: Words = field(default_factory=lambda: ["jsonl", "tensorboard"])
     """Where metrics go: jsonl (required), tensorboard, wandb, trackio, mlflow, or your own: package.module:function."""
     threads: Annotated[int, Range(0, 1024)] = 0
@@ -33,11 +39,13 @@ class Task:
     """What to play."""
 
     env: Annotated[str, Length(0, 256, "characters")] = "household"
-    """An environment by name (`spear list`), or your own: package.module:function; must be chosen if empty."""
+    """An environment by name (`spear list`), your own: package.module:function, or an agent's tasks: a .jsonl file."""
+    agent: Annotated[str, Length(0, 256, "characters")] = ""
+    """Your own agent, package.module:function, called with (task, base_url, api_key): plays the tasks if not empty."""
     options: dict[str, Any] = field(default_factory=dict)
     """The environment's own settings, e.g. task.options.level=easy."""
     python: Annotated[str, FilePath(may_be_empty=True)] = ""
-    """Interpreter of the virtual environment that the environment's packages are in; this one's if empty."""
+    """Interpreter of the virtual environment with the packages of the environment or agent; this one's if empty."""
 
 
 @dataclass
@@ -96,7 +104,7 @@ class Rollout:
     max_turns: Annotated[int, Turns] = 30
     """Turns after which an episode is cut off."""
     workers: Annotated[int, Range(0, 1024)] = 0
-    """Processes that environments run in; 0 runs them in this one, the fastest for steps below about 0.1 ms."""
+    """Processes that environments run in; 0 is this one, fastest below 0.1 ms a step. Agents at once; 0 is 64."""
     step_timeout: Annotated[float, Range(0.1, 86_400, unit="seconds")] = 60.0
     """Seconds a step may take in a worker before it counts as hung; making and resetting a game: five times that."""
     max_new_tokens: Annotated[int, Range(1, 1_048_576, unit="tokens")] = 64
@@ -169,7 +177,9 @@ class Sft:
     """The cold start: supervised learning on expert episodes before RL."""
 
     episodes: Annotated[int, Range(0, 100_000)] = 0
-    """Expert episodes; 0 is no cold start."""
+    """Expert episodes, or the first so many of sft.from; 0 is no cold start, or all of sft.from."""
+    from_: Annotated[str, FilePath(may_be_empty=True)] = ""
+    """A .jsonl file of episodes to learn from instead: as a run with an agent records them, or OpenAI chats."""
     epochs: Annotated[int, Range(1, 1000)] = 3
     """Passes over them."""
     batch_size: Annotated[int, Range(1, 65_536, unit="episodes")] = 16
