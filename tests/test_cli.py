@@ -28,7 +28,9 @@ SMALL = [
 
 def test_a_run_leaves_everything_behind(spear, tmp_path):
     run = tmp_path / "run"
-    code, text = spear("train", "lookup", f"run.dir={run}", *SMALL, "run.trajectories_every=2")
+    code, text = spear(
+        "train", "lookup", f"run.dir={run}", *SMALL, "run.trajectories_every=2", "run.trajectories_format=jsonl"
+    )
     assert code == 0, text
     assert "success after" in text
     summary = json.loads((run / "summary.json").read_text())

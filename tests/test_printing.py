@@ -71,7 +71,7 @@ def assert_harmless(text: str) -> None:
 
 def trained(folder: Path, name: str, *settings: str) -> str:
     tiny = ["run.steps=1", "rollout.num_tasks=2", "rollout.group_size=2", "rollout.max_new_tokens=4", "eval.tasks=2"]
-    tiny += ["engine.model=tiny-xs", "run.trajectories_every=1", "rollout.max_turns=2"]
+    tiny += ["engine.model=tiny-xs", "run.trajectories_format=jsonl", "rollout.max_turns=2"]
     return run(folder, "train", f"run.dir={name}", "task.env=hostile_game:tasks", "sft.episodes=0", *tiny, *settings)
 
 

@@ -360,7 +360,7 @@ def test_no_stored_win_joins_a_group_with_given_turns(tokenizer):
 
 
 SMALL = [
-    "run.steps=6", "run.checkpoint_every=3", "eval.tasks=0", "run.threads=1", "run.trajectories_every=1",
+    "run.steps=6", "run.checkpoint_every=3", "eval.tasks=0", "run.threads=1", "run.trajectories_format=jsonl",
     "rollout.num_tasks=6", "rollout.group_size=4", "sft.epochs=1", "algorithm.bonus.steps=6",
     "algorithm.imitation.warm_steps=1",
 ]  # fmt: skip

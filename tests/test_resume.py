@@ -141,7 +141,7 @@ CHOICES = {
     "algorithm.covariance.on_policy": "clip", "eval.split": "test",
     "algorithm.divide_by_std": "true", "algorithm.dual_clip": "3.0", "algorithm.imitation.unit": "turns",
     "algorithm.imitation.divide_by_std": "true", "algorithm.anchor": "text", "rollout.history": "answer",
-    "rollout.return_when": "mixed",
+    "rollout.return_when": "mixed", "run.trajectories_format": "jsonl",
     "algorithm.reduction": "sequence_mean", "algorithm.ppo.level": "turn", "algorithm.imitation.profile": "paper",
     "algorithm.imitation.schedule": "entropy", "algorithm.imitation.baseline": "siblings",
     "algorithm.imitation.priority": '["medium"]', "algorithm.imitation.max_second_moment": "2.0",

@@ -24,7 +24,8 @@ from spear_rl.types import Completion, Group, Stop, Trajectory, Turn
 
 STEPS = 6
 SETTINGS = [
-    "run.threads=1", "run.checkpoint_every=2", "run.trajectories_every=2", "sft.episodes=160", "eval.tasks=6",
+    "run.threads=1", "run.checkpoint_every=2", "run.trajectories_every=2", "run.trajectories_format=jsonl",
+    "sft.episodes=160", "eval.tasks=6",
     "eval.every=3", "algorithm.imitation.warm_steps=2", "algorithm.bonus.steps=6",
 ]  # fmt: skip
 

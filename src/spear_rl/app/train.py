@@ -22,7 +22,7 @@ from spear_rl.app.resume import CONFIG, Start, resumes, settings_text, start_of
 from spear_rl.engines.base import NonFiniteLossError, TrainableEngine
 from spear_rl.engines.device import chosen_device
 from spear_rl.engines.models.hub import used_commits
-from spear_rl.errors import ConfigError, UserError
+from spear_rl.errors import ConfigError, MissingExtraError, UserError
 from spear_rl.io.files import is_leftover, remove_folder, write_whole, writing
 from spear_rl.io.jsonl import flush_rows, mend_rows
 from spear_rl.io.lock import locked
@@ -34,9 +34,9 @@ from spear_rl.train.callbacks import WARNINGS, Callback, Event
 from spear_rl.train.checkpoint import COLD_START, MANIFEST, checked_manifest, remove_leftovers, write_folder
 from spear_rl.train.cold_start import ColdStart, seed_replay, warmup_then_cosine
 from spear_rl.train.critic import critic_engine
-from spear_rl.train.episode_files import DRAWS, EVALUATIONS, remove_later, write_evaluation
+from spear_rl.train.episode_files import BUFFER, DRAWS, EVALUATIONS, TRAJECTORIES, remove_later, write_evaluation
 from spear_rl.train.evaluate import Evaluation, evaluation, merged
-from spear_rl.train.loop import MAX_WEIGHT, Trainer
+from spear_rl.train.loop import MAX_WEIGHT, Trainer, WriteEpisodes
 from spear_rl.train.sampling_correction import corrected
 from spear_rl.train.step import CollectFn
 from spear_rl.train.trackers import RunInfo, Trackers
@@ -107,6 +107,7 @@ def train_from(config: Config, callbacks: Sequence[Callback] = (), *, stop: Stop
                 epochs=config.optim.epochs,
                 checkpoint_every=config.run.checkpoint_every,
                 trajectories_every=config.run.trajectories_every,
+                write_episodes=_episode_writer(config, engine.tokenizer),
                 eval_every=config.eval.every,
                 callbacks=[
                     trackers,
@@ -132,6 +133,27 @@ def train_from(config: Config, callbacks: Sequence[Callback] = (), *, stop: Stop
         summary = _summary(config, trainer.step, trainer.before, trainer.latest, trainer.seconds)
         _close(run_dir, summary)
     return summary
+
+
+def _episode_writer(config: Config, tokenizer: Any) -> WriteEpisodes | None:
+    """Records episodes as parquet; None for JSON lines, or where none are kept."""
+    if not config.run.trajectories_every or config.run.trajectories_format == "jsonl":
+        return None
+    try:
+        from spear_rl.io.episodes.parts import EpisodeWriter
+    except ImportError as error:
+        raise MissingExtraError(
+            "run.trajectories_format=parquet needs pyarrow: pip install 'spear-rl[train]', or say jsonl"
+        ) from error
+
+    def pieces(ids: list[int]) -> list[str]:
+        tokens, texts = tokenizer.convert_ids_to_tokens(ids), tokenizer.batch_decode([[number] for number in ids])
+        # A tokenizer that marks spaces so drops one at the beginning of a text, and every token is one here.
+        begins = [isinstance(token, str) and token.startswith("\u2581") for token in tokens]
+        return [f" {text.lstrip(' ')}" if space else text for text, space in zip(texts, begins, strict=True)]
+
+    folder = Path(config.run.dir) / TRAJECTORIES
+    return EpisodeWriter(folder, config.run.trajectories_max_mb * 10**6, pieces).write
 
 
 def _prepare(config: Config, trainer: Trainer, checkpoint: Path | None) -> None:
@@ -265,7 +287,7 @@ def _open(config: Config, settings: str, start: Start, trackers: Trackers, callb
             _discard_cold_start(run_dir)
         notes += mend_rows(run_dir / "metrics.jsonl", from_step=start.step, complete=is_resumed)
         notes += mend_rows(run_dir / "eval.jsonl", from_step=start.eval_step)
-        for name in (DRAWS, WARNINGS):
+        for name in (DRAWS, BUFFER, WARNINGS):
             notes += mend_rows(run_dir / name, from_step=start.step)
         remove_later(run_dir, start.step, eval_step=start.eval_step)
         write_whole(run_dir / CONFIG, settings)

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -145,3 +146,13 @@ def _tell(results: "Results") -> None:
     for text in results.warnings:
         console.print(Text(one_line(f"warning: {text}"), style="yellow"), soft_wrap=True)
     console.print(f"report: {results.out / 'report.html'}", soft_wrap=True)
+    if find_spec("pyarrow") and find_spec("jinja2"):
+        from spear_rl.app.show.view.report import write_runs_of
+
+        arms = {
+            f"{block.label}, {arm.label}" if len(results.blocks) > 1 else arm.label: [run.path for run in arm.runs]
+            for block in results.blocks
+            for arm in block.arms
+        }
+        if written := write_runs_of(arms, results.out / "runs.html"):
+            console.print(f"curves and episodes of its runs: {written}", soft_wrap=True)

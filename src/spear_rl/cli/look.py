@@ -1,6 +1,7 @@
-"""The commands that look: eval, compare, show."""
+"""The commands that look: eval, compare, show, view, report."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,6 +9,7 @@ import typer
 from typer import Argument, Option
 
 from spear_rl.cli.shared import app, console, source_and_settings, within
+from spear_rl.errors import MissingExtraError
 from spear_rl.io.files import check_writable
 
 _POLICY = "expert, random, an OpenAI-compatible endpoint (http://host:port/v1), a run folder, or as engine.model."
@@ -111,3 +113,50 @@ def show(
     )  # fmt: skip
     words = Words(max(console.width, 60), full)
     console.print(shown(what, *source_and_settings(settings), selection, words, as_json=as_json), soft_wrap=True)
+
+
+def _view_packages() -> None:
+    for name in ("jinja2", "pyarrow", "starlette", "uvicorn"):
+        if find_spec(name) is None:
+            raise MissingExtraError(f"{name} is not installed: pip install 'spear-rl[view]'")
+
+
+@app.command()
+def view(
+    runs: Annotated[Path, Argument(metavar="[RUNS_DIR]", help="A folder of runs, or one run.")] = Path("runs"),
+    host: Annotated[
+        str, Option(help="Address to listen at; any but the default needs the token in the address that is printed.")
+    ] = "127.0.0.1",
+    port: Annotated[int, Option(help="0 takes a free one.", callback=within(0, 65_535))] = 8485,
+) -> None:
+    """Runs in a browser, live: curves side by side, episodes to filter, one episode turn by turn.
+
+    Example: spear view runs
+    """
+    _view_packages()
+    from spear_rl.app.show.view.server import ViewServer
+
+    server = ViewServer(runs, host=host, port=port)
+    console.print(f"the runs are shown at {server.address} (Ctrl+C ends it)", soft_wrap=True)
+    server.serve()
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], Argument(metavar="RUN...", help="Run folders.")],
+    out: Annotated[Path, Option(help="HTML file to write.")] = Path("report.html"),
+    step: Annotated[str, Option(help="Episodes of a step or a range, e.g. 40 or 30-50.")] = "",
+    task: Annotated[str, Option(help="Episodes of tasks with this text in their id.")] = "",
+    family: Annotated[str, Option(help="Episodes of this kind of task.")] = "",
+    sort: Annotated[str, Option(help="Column to sort episodes by, - before it for descending.")] = "-step",
+) -> None:
+    """Runs as one HTML file that opens without a network: curves, episodes, some of them turn by turn.
+
+    Example: spear report runs/quickstart runs/base --out report.html
+    """
+    _view_packages()
+    from spear_rl.app.show.view.report import write_report
+
+    check_writable(out, "--out")
+    written = write_report(runs, out, {"step": step, "task": task, "family": family, "sort": sort})
+    console.print(f"the report is in {written}", soft_wrap=True)

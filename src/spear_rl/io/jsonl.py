@@ -96,7 +96,7 @@ def spans(numbers: Iterable[int]) -> str:
 
 def flush_rows(run_dir: Path) -> None:
     """Flush all rows of a run to disk."""
-    for name in ("metrics.jsonl", "eval.jsonl", "draws.jsonl", "warnings.jsonl"):
+    for name in ("metrics.jsonl", "eval.jsonl", "draws.jsonl", "buffer.jsonl", "warnings.jsonl"):
         path = run_dir / name
         with writing(path):
             if path.is_file():

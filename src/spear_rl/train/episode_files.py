@@ -17,9 +17,9 @@ from spear_rl.rollout.agents.records import EPISODES
 from spear_rl.types import Group, Trajectory
 
 if TYPE_CHECKING:
-    from spear_rl.replay.buffer import Replay
+    from spear_rl.replay.buffer import Remembered, Replay, ReplayBuffer
 
-TRAJECTORIES, EVALUATIONS, DRAWS = "trajectories", "evaluations", "draws.jsonl"
+TRAJECTORIES, EVALUATIONS, DRAWS, BUFFER = "trajectories", "evaluations", "draws.jsonl", "buffer.jsonl"
 MAX_EVALUATION = 32 * 2**20
 """Bytes of the episodes of one evaluation; what is beyond them is counted in the last line and not kept."""
 
@@ -156,6 +156,31 @@ class DrawLog:
         return self._texts
 
 
+class BufferLog:
+    """Which episodes entered the replay buffer and which left it: a row of buffer.jsonl per step that changed it."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / BUFFER
+        self._before: set[tuple[int, int]] | None = None
+
+    def begin(self, buffer: ReplayBuffer[Remembered]) -> None:
+        """Before the first step: what a resumed run has stored entered earlier."""
+        if self._before is None:
+            self._before = _stored(buffer)
+
+    def write(self, step: int, buffer: ReplayBuffer[Remembered]) -> None:
+        """After a step."""
+        before, now = self._before or set(), _stored(buffer)
+        entered, left = ([f"{at}/{number}" for at, number in sorted(some)] for some in (now - before, before - now))
+        if entered or left:
+            append_row(self._path, {"step": step, "entered": entered, "left": left})
+        self._before = now
+
+
+def _stored(buffer: ReplayBuffer[Remembered]) -> set[tuple[int, int]]:
+    return {(stored.step, stored.item.number) for stored in buffer.items if stored.item.number >= 0}
+
+
 def draws_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The draws in a row of draws.jsonl; what is no draw is left out."""
     draws = row.get("draws")
@@ -170,3 +195,9 @@ def remove_later(run_dir: Path, step: int, *, eval_step: int) -> None:
             named = re.fullmatch(r"(?:step|replayed|also_[\w.-]+_step)_(\d{6,18})\.jsonl", path.name)
             if named and int(named[1]) >= first and path.is_file():
                 path.unlink()
+    if any((run_dir / TRAJECTORIES).glob("*.parquet")):
+        from spear_rl.io.episodes.parts import (
+            remove_later_steps,
+        )  # needs pyarrow, which a run without them need not have
+
+        remove_later_steps(run_dir / TRAJECTORIES, step)

@@ -18,7 +18,7 @@ from spear_rl.io.signals import Stop, Stopped
 from spear_rl.replay.buffer import Replay
 from spear_rl.train.callbacks import Callback, Event
 from spear_rl.train.checkpoint import checkpoints, load_state, save_checkpoint
-from spear_rl.train.episode_files import TRAJECTORIES, DrawLog, step_file, write_trajectories
+from spear_rl.train.episode_files import TRAJECTORIES, BufferLog, DrawLog, step_file, write_trajectories
 from spear_rl.train.evaluate import Evaluation
 from spear_rl.train.step import CollectFn, timed, train_step
 from spear_rl.train.stored_state import restoring
@@ -26,6 +26,9 @@ from spear_rl.types import Group, Metrics
 
 MAX_WEIGHT = 1e4
 """A policy with a larger weight, or ten times the largest it started with, has diverged and is not saved."""
+
+WriteEpisodes = Callable[[int, Sequence[Group], Sequence[Sequence[float]], Sequence[Sequence[str]]], None]
+"""Records the episodes of a step, with one advantage per turn and why a turn does not train."""
 
 METRICS = {
     "time/step": "Seconds of the whole step, evaluations and checkpoints not included.",
@@ -70,16 +73,22 @@ class Trainer:
     settings: str = ""
     """The run's settings as TOML, for its checkpoints."""
     stop: Stop = field(default_factory=Stop)
+    write_episodes: WriteEpisodes | None = None
+    """E.g. `EpisodeWriter.write`; JSON lines if None."""
     _evaluated_step: int = field(default=-1, init=False)
     _saved_step: int = field(default=-1, init=False)
     """-1 also if the checkpoint lacks its evaluation."""
     _before_step: dict[str, Any] | None = field(default=None, init=False)
     """`_played_state` before the episodes that are being played."""
     _draw_log: DrawLog = field(init=False)
+    _buffer_log: BufferLog = field(init=False)
 
     def __post_init__(self) -> None:
         max_age = self.algorithm.imitation.buffer.max_age if self.algorithm.imitation else 0
-        self._draw_log = DrawLog(self.run_dir, has_texts=bool(self.trajectories_every), max_age=max_age)
+        is_complete = self.write_episodes is not None and self.trajectories_every == 1  # it has every text already
+        has_texts = bool(self.trajectories_every) and not is_complete
+        self._buffer_log = BufferLog(self.run_dir)
+        self._draw_log = DrawLog(self.run_dir, has_texts=has_texts, max_age=max_age)
 
     def run(self, steps: int) -> None:
         """Continue until `steps` steps are done, or until a stop: then the last whole step is saved."""
@@ -138,6 +147,10 @@ class Trainer:
         step = self.step
         path, drawn = step_file(self.run_dir, TRAJECTORIES, step), list[Replay]()
         is_dumped = self.trajectories_every and step % self.trajectories_every == 0
+        write = partial(self.write_episodes, step) if self.write_episodes else partial(write_trajectories, path)
+        imitation = self.algorithm.imitation
+        if imitation:
+            self._buffer_log.begin(imitation.buffer)
         self.engine.set_learning_rate(self.learning_rate(step))
         metrics: Metrics = {}
         with timed("time/step", metrics):
@@ -150,10 +163,12 @@ class Trainer:
                 num_minibatches=self.num_minibatches,
                 minibatch_rows=self.minibatch_rows,
                 epochs=self.epochs,
-                on_played=partial(write_trajectories, path) if is_dumped else None,
+                on_played=write if is_dumped else None,
                 on_drawn=drawn.append,
             )
         self._draw_log.write(step, drawn)
+        if imitation:
+            self._buffer_log.write(step, imitation.buffer)
         for name in ("time/step", "time/rollout", "time/update"):
             self.seconds[name] = self.seconds.get(name, 0.0) + metrics[name]
         self.step += 1

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from spear_rl.app.config import Config, require_env
-from spear_rl.envs import ENVIRONMENTS
+from spear_rl.envs import tasks_fn
 from spear_rl.errors import ConfigError, OptionError, UserError
 from spear_rl.io.escaping import clipped
 from spear_rl.io.files import same_folder
@@ -24,8 +24,7 @@ from spear_rl.rollout.env import StepResult, Task, TasksFn
 from spear_rl.rollout.generator import Generator, Sampling
 from spear_rl.rollout.rendering.images import VisionRenderer
 from spear_rl.rollout.rendering.renderer import LAYOUTS, ChatRenderer, Layout, Renderer
-from spear_rl.rollout.tasks import loaded_tasks, panel_of, tasks_in_file
-from spear_rl.rollout.workers.other_venv import tasks_from_other_venv
+from spear_rl.rollout.tasks import panel_of, tasks_in_file
 from spear_rl.rollout.workers.pool import Pool
 from spear_rl.rollout.workers.progress import ProgressRunner, Tally
 from spear_rl.rollout.workers.runner import EnvRunner, Failure, InProcess, expert_actions
@@ -65,25 +64,21 @@ def tasks_of(config: Config, split: str, *, count: int | None = None, key: str =
 def _tasks_fn(config: Config) -> TasksFn:
     """The environment's `tasks` function, after checking the names of its options.
 
-    Ours by name, a user's by `package.module:function`; with task.python it runs in that virtual environment, which
-    checks the options.
+    With task.python it runs in that virtual environment, which checks the options.
     """
     name, python = config.task.env, config.task.python
     require_env(config)
     if name.endswith(".jsonl"):
         return partial(tasks_in_file, name)
-    if name not in ENVIRONMENTS and ":" not in name:
-        choices = f"{', '.join(ENVIRONMENTS)}, or your own as package.module:function"
-        raise ConfigError(f"task.env: there is no environment {name!r}; there are: {choices}")
+    tasks = tasks_fn(name, python=python)
     if python:
-        ours = ENVIRONMENTS.get(name)
-        return partial(tasks_from_other_venv, python=python, name=f"{ours.__module__}:tasks" if ours else name)
-    tasks = ENVIRONMENTS[name] if name in ENVIRONMENTS else loaded_tasks(name)
+        return tasks
     try:
         parameters = inspect.signature(tasks).parameters.values()
     except (ValueError, TypeError):
         return tasks
-    known = [p.name for p in parameters if p.name != "split"]
+    given = {"split", *(tasks.keywords if isinstance(tasks, partial) else ())}
+    known = [p.name for p in parameters if p.name not in given]
     for option in config.task.options if all(p.kind is not p.VAR_KEYWORD for p in parameters) else ():
         if option not in known:
             raise ConfigError(f"task.options.{option}: {name} has no such option; it has: {', '.join(known)}")

@@ -20,8 +20,14 @@ class Run:
     """Continue the run in run.dir from its newest checkpoint, with its stored settings; auto: if there is one."""
     checkpoint_every: Annotated[int, Range(1, 10_000_000, unit="steps")] = 10
     """Steps between checkpoints; the two newest are kept, and the best of those that were evaluated."""
-    trajectories_every: Annotated[int, Steps] = 10
-    """Steps between dumps of whole episodes into trajectories/; 0 keeps no text of any episode, played or replayed."""
+    trajectories_every: Annotated[int, Steps] = 1
+    """Steps between records of whole episodes in trajectories/; 0 keeps no text of any episode, played or replayed."""
+    trajectories_format: Literal["parquet", "jsonl"] = "parquet"
+    """How they are kept.
+    parquet: compressed columns with tokens and log-probabilities, merged as the run goes on
+    jsonl: one file per step, one JSON object per episode, without tokens; no bound on disk use"""
+    trajectories_max_mb: Annotated[int, Range(1, 100_000_000, unit="MB")] = 2048
+    """Bound on the parquet files of a run; beyond it the texts of the oldest steps are left out, then the steps."""
     trackers: Words = field(default_factory=lambda: ["jsonl", "tensorboard"])
     """Where metrics go: jsonl (required), tensorboard, wandb, trackio, mlflow, or your own: package.module:function."""
     threads: Annotated[int, Range(0, 1024)] = 0

@@ -8,14 +8,18 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from spear_rl.app.show.text import Words, episode_lines
-from spear_rl.errors import ConfigError, UserError
+from spear_rl.errors import ConfigError, MissingExtraError, UserError
 from spear_rl.io.escaping import one_line
 from spear_rl.io.jsonl import read_rows, spans
 from spear_rl.train.episode_files import DRAWS, EVALUATIONS, TRAJECTORIES, draws_of, step_file
+
+if TYPE_CHECKING:
+    from spear_rl.io.episodes.index import Episodes
 
 Episode = dict[str, Any]
 _log = logging.getLogger(__name__)
@@ -177,6 +181,9 @@ def _episodes(place: Path, selection: Selection, seen: _Seen) -> Iterator[Episod
     elif selection.kind == "replayed":
         yield from _replayed(place, selection, seen)
     else:
+        if selection.kind == "played" and (stored := _store(place, seen)) is not None:
+            yield from _of_store(stored, selection, seen)
+            return
         folder = place / (TRAJECTORIES if selection.kind == "played" else EVALUATIONS)
         files = list(folder.glob("step_*.jsonl" if selection.kind == "played" else "*.jsonl"))
         for step, path in sorted(((_step_of(path), path) for path in files), reverse=True):
@@ -184,6 +191,50 @@ def _episodes(place: Path, selection: Selection, seen: _Seen) -> Iterator[Episod
                 seen.steps.add(max(step, 0))
             else:
                 yield from _in_file(path, seen)
+
+
+def _store(run_dir: Path, seen: _Seen) -> Episodes | None:
+    """The run's episodes as columns, if it keeps them so."""
+    if not any((run_dir / TRAJECTORIES).glob("*.parquet")):
+        return None
+    try:
+        from spear_rl.io.episodes.index import Episodes
+    except ImportError as error:
+        raise MissingExtraError("episodes are kept as parquet, which needs pyarrow: pip install pyarrow") from error
+    stored = Episodes(run_dir / TRAJECTORIES)
+    stored.refresh()
+    seen.faults += stored.faults
+    return stored
+
+
+def _of_store(stored: Episodes, selection: Selection, seen: _Seen) -> Iterator[Episode]:
+    """Episodes of columns as JSON lines have them, newest step first; turns are read of those that are wanted."""
+    rows = stored.newest_first()
+    for row in chain.from_iterable(stored.rows(rows[n : n + 1000]) for n in range(0, len(rows), 1000)):
+        if not selection.wants(row):
+            seen.add(row)
+        else:
+            yield _whole(stored, row["step"], row["episode"]) or row | {"turns": None, "num_turns": row["turns"]}
+
+
+def _whole(stored: Episodes, step: int, number: int) -> Episode:
+    found = stored.episode(step, number)
+    if found is None or not found["has_texts"]:
+        return {}
+    renamed = {"turn_reward": "reward", "turn_advantage": "advantage", "turn_dropped": "dropped"}
+    kept = ("tool", "invalid", "truncated", *renamed)
+    found["turns"] = [
+        {
+            renamed.get(name, name): turn[name]
+            for name in kept
+            if turn[name] not in (None, "") and turn[name] is not False
+        }
+        | {"observation": turn["observation"] or "", "text": turn["text"] or ""}
+        for turn in found["turns"]
+    ]
+    measures = json.loads(found["measures"] or "{}")
+    names = ("task", "family", "step", "success", "reward", "bonus", "stop", "tool_turns", "turns", "last_observation")
+    return {name: found[name] for name in names} | ({"metrics": measures} if measures else {})
 
 
 def _step_of(path: Path) -> int:
@@ -226,10 +277,13 @@ def _replayed(run_dir: Path, selection: Selection, seen: _Seen) -> Iterator[Epis
         path = step_file(run_dir, TRAJECTORIES, step, prefix="replayed")
         return {str(e.get("episode")): e for e in _in_file(path, seen)} if path.is_file() else {}
 
+    stored = _store(run_dir, seen)
     for step, row in reversed(rows.by_step.items()):
         for draw in draws_of(row):
             about = draw | {"step": step, "replayed": True}
             text: Episode = {}
             if selection.wants(about) and type(draw.get("text")) is int:
                 text = texts(draw["text"]).get(str(draw["episode"]), {})
+            elif stored and selection.wants(about) and re.fullmatch(r"\d{1,9}/\d{1,9}", str(draw["episode"])):
+                text = _whole(stored, *map(int, str(draw["episode"]).split("/")))
             yield text | about | {"turns": text.get("turns"), "num_turns": draw.get("turns")}

@@ -1,0 +1,8 @@
+"""`spear view` and `spear report`: a run as pages, live from a local server or as one file.
+
+runs.py    what the pages read: metrics, evaluations, draws and episodes of the runs in a folder
+curves.py  which curves are drawn, and their numbers
+pages.py   pages as HTML, the same for server and report
+server.py  the server: addresses, and who may ask
+report.py  one self-contained file
+"""

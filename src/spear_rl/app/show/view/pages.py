@@ -1,0 +1,294 @@
+"""Pages as HTML, the same for server and report. All text of a run is untrusted: escaped, and never markup."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from itertools import islice
+from typing import Any
+from urllib.parse import urlencode
+
+import jinja2
+import numpy as np
+from markupsafe import Markup
+
+from spear_rl.app.show.view.curves import charts_of, curves_of
+from spear_rl.app.show.view.runs import EVALUATED, Run, Runs
+from spear_rl.errors import ConfigError
+from spear_rl.io.episodes.columns import EPISODE
+from spear_rl.io.episodes.index import Filter
+from spear_rl.io.escaping import one_line, visible
+
+PAGE = 50
+COLOURS = {"advantage": "advantage", "logprob": "log-probability", "entropy": "entropy", "none": "none"}
+SORTS = tuple(name for name in EPISODE if name != "measures")
+MAX_TEXT = 20_000
+"""Characters of a text that a page shows unless it is asked for the whole."""
+_EPISODES = {"": "Episodes", EVALUATED: "Evaluated episodes"}
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@cache
+def templates() -> jinja2.Environment:
+    made = jinja2.Environment(
+        loader=jinja2.PackageLoader("spear_rl.app.show.view"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {"visible": visible, "line": one_line, "number": number}
+    made.globals |= {"link": link}
+    return made
+
+
+@cache
+def asset(name: str) -> str:
+    """A style sheet or script that the package brings along."""
+    return (resources.files("spear_rl.app.show.view") / "static" / name).read_text("utf-8")
+
+
+def number(value: Any) -> str:
+    """A number as a table shows it."""
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no"}.get(value, "") if value is not None else ""
+    if isinstance(value, float):
+        return f"{value:.4g}" if math.isfinite(value) else str(value)
+    return one_line(str(value))
+
+
+def link(path: str, *given: Mapping[str, Any], **more: Any) -> str:
+    """An address with the state of a page; what is empty is left out."""
+    merged: dict[str, Any] = {}
+    for part in (*given, more):
+        merged |= part
+    kept = {name: value for name, value in merged.items() if value not in ("", None, [])}
+    return f"{path}?{urlencode(kept, doseq=True)}" if kept else path
+
+
+def page(name: str, **values: Any) -> str:
+    """A page by the name of its template."""
+    return templates().get_template(f"{name}.html.jinja").render(**values)
+
+
+def runs_page(runs: Runs) -> str:
+    rows = []
+    for name in runs.names():
+        try:
+            run = runs.get(name)
+        except KeyError:
+            continue
+        newest = run.metrics.by_step.get(run.step, {})
+        last = run.evaluations.by_step.get(max(run.evaluations.by_step, default=-1), {})
+        rows.append({"run": run, "success": newest.get("rollout/success"), "eval": last.get("success")})
+    return page("runs", title="Runs", rows=rows, root=str(runs.root))
+
+
+def curves_page(runs: Sequence[Run]) -> str:
+    names = [run.name for run in runs]
+    return page("curves", title=", ".join(names), runs=runs, names=names, data=curves_data(runs))
+
+
+def curves_data(runs: Sequence[Run]) -> dict[str, Any]:
+    found = [curves_of(run) for run in runs]
+    return {"runs": found, "charts": charts_of(found)}
+
+
+@dataclass(frozen=True)
+class Query:
+    """What the table of episodes is asked for, as it stands in the address."""
+
+    step: str = ""
+    task: str = ""
+    family: str = ""
+    success: str = ""
+    stop: str = ""
+    dropped: str = ""
+    replayed: str = ""
+    group: str = ""
+    sort: str = "-step"
+    page: str = "1"
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> Query:
+        return cls(**{name: given[name] for name in cls.__dataclass_fields__ if given.get(name)})
+
+    @property
+    def state(self) -> dict[str, str]:
+        plain = Query()
+        names = self.__dataclass_fields__
+        return {name: getattr(self, name) for name in names if getattr(self, name) != getattr(plain, name)}
+
+    @property
+    def wanted(self) -> Filter:
+        """ConfigError if a value cannot be read."""
+        first, dash, last = self.step.partition("-")
+        if self.step and not (first.isdecimal() and (last if dash else first).isdecimal() and len(self.step) < 24):
+            raise ConfigError(f"steps are written 40 or 30-50, not {self.step[:40]!r}")
+        steps = (int(first), int(last if dash else first)) if self.step else None
+        choice = {"yes": True, "no": False}
+        return Filter(
+            step=steps,
+            task=self.task,
+            family=self.family,
+            success=choice.get(self.success),
+            stop=self.stop,
+            dropped=self.dropped,
+            replayed=choice.get(self.replayed),
+            group=int(self.group) if self.group.isdecimal() and len(self.group) < 9 else None,
+        )
+
+    @property
+    def order(self) -> tuple[str, bool]:
+        name = self.sort.removeprefix("-")
+        return (name, self.sort.startswith("-")) if name in SORTS else ("step", True)
+
+
+def found_episodes(run: Run, query: Query, *, size: int = PAGE) -> dict[str, Any]:
+    """The rows of one page of the table, and how many there are."""
+    replayed = run.is_replayed()
+    rows = run.episodes.where(query.wanted, replayed)
+    by, descending = query.order
+    rows = run.episodes.ordered(rows, by, descending=descending)
+    pages = max(-(-len(rows) // size), 1)
+    here = min(max(int(query.page), 1), pages) if query.page.isdecimal() and len(query.page) < 9 else 1
+    shown = rows[(here - 1) * size : here * size]
+    episodes = run.episodes.rows(shown)
+    for episode, row in zip(episodes, shown, strict=True):
+        episode["replayed"] = bool(replayed[row])
+    return {"episodes": episodes, "total": len(rows), "all": len(run.episodes.table), "page": here, "pages": pages}
+
+
+def episodes_page(run: Run, query: Query) -> str:
+    choices = {name: run.episodes.values(name) for name in ("family", "stop")}
+    reasons = sorted({reason for text in run.episodes.values("dropped") for reason in text.split(",")})
+    choices |= {"dropped": ["any", "none", *reasons], "success": ["yes", "no"], "replayed": ["yes", "no"]}
+    try:
+        found, problem = found_episodes(run, query), ""
+    except ConfigError as error:
+        found, problem = found_episodes(run, Query()), str(error)
+    by, descending = query.order
+    return page(
+        "episodes",
+        title=f"{_EPISODES[run.kind]} of {run.name}",
+        run=run,
+        names=[run.name],
+        query=query,
+        choices=choices,
+        found=found,
+        problem=problem,
+        by=by,
+        descending=descending,
+    )
+
+
+def groups_page(run: Run, query: Query) -> str:
+    """The groups that the wanted episodes are of."""
+    try:
+        rows, problem = run.episodes.where(query.wanted, run.is_replayed()), ""
+    except ConfigError as error:
+        rows, problem = run.episodes.where(Filter()), str(error)
+    names = ("step", "group", "success", "reward", "advantage", "turns")
+    numbers = {name: run.episodes.numbers(name)[rows].astype(float) for name in names}
+    _, first, of = np.unique(numbers["step"] * 10**6 + numbers["group"], return_index=True, return_inverse=True)
+    count = np.bincount(of, minlength=len(first))
+    means = {name: np.bincount(of, numbers[name], len(first)) / np.maximum(count, 1) for name in names}
+    by, descending = query.sort.removeprefix("-"), query.sort.startswith("-")
+    keys = count if by == "episodes" else means[by if by in means else "step"]
+    order = np.argsort(-keys if descending else keys, kind="stable")
+    pages = max(-(-len(order) // PAGE), 1)
+    here = min(max(int(query.page), 1), pages) if query.page.isdecimal() and len(query.page) < 9 else 1
+    shown = order[(here - 1) * PAGE : here * PAGE]
+    groups = [
+        about | {name: float(means[name][place]) for name in names[2:]} | {"episodes": int(count[place])}
+        for about, place in zip(run.episodes.rows(rows[first[shown]]), shown, strict=True)
+    ]
+    found = {"groups": groups, "total": len(order), "page": here, "pages": pages}
+    title = f"{_EPISODES[run.kind]} of {run.name} by group"
+    return page("groups", title=title, run=run, names=[run.name], query=query, found=found, problem=problem)
+
+
+def replays_page(run: Run, step: int | None) -> str:
+    """What replay drew, newest first, each with a link to where it was played."""
+    draws = run.draws.newest_first() if step is None else iter(run.draws.of_step(step))
+    shown, total = list(islice(draws, 4 * PAGE)), run.draws.count(step)
+    title = f"Replay in {run.name}" + ("" if step is None else f" at step {step}")
+    return page("replays", title=title, run=run, names=[run.name], draws=shown, total=total)
+
+
+def episode_page(run: Run, step: int, number: int, *, colour: str = "advantage", full: bool = False) -> str | None:
+    """One episode turn by turn; None if there is none."""
+    shown = shown_episode(run, step, number, colour=colour, full=full)
+    if shown is None:
+        return None
+    return page("episode", title=f"Episode {step}/{number} of {run.name}", run=run, names=[run.name], e=shown)
+
+
+def shown_episode(
+    run: Run, step: int, number: int, *, colour: str = "advantage", full: bool = False
+) -> dict[str, Any] | None:
+    """An episode with all that a page says of it."""
+    episode = run.episodes.episode(step, number)
+    if episode is None:
+        return None
+    colour = colour if colour in COLOURS else "advantage"
+    pieces = run.episodes.pieces()
+    for turn in episode["turns"]:
+        turn["tokens"] = tokens_of(turn, pieces, colour)
+        ids = turn["prompt_ids"]
+        turn["prompt"] = "".join(pieces.get(token, f"<{token}>") for token in ids) if pieces and ids else ""
+        turn["pictures"] = [Markup(picture) for image in turn["images"] if (picture := _picture(image))]
+    siblings = run.episodes.where(Filter(step=(step, step), group=episode["group"]))
+    return episode | {
+        "siblings": run.episodes.rows(siblings),
+        "stored": run.stored(step, number),
+        "draws": run.drawn(step, number),
+        "colour": colour,
+        "colours": COLOURS,
+        "has_entropy": any(turn["entropies"] for turn in episode["turns"]),
+        "measures": _measures(episode["measures"]),
+        "most": None if full else MAX_TEXT,
+    }
+
+
+def _measures(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def tokens_of(turn: Mapping[str, Any], pieces: Mapping[int, str], colour: str) -> list[dict[str, Any]]:
+    """The tokens of an answer with a class for their colour; none where their texts are unknown."""
+    ids = turn["token_ids"] or []
+    if not pieces or not ids:
+        return []
+    logprobs, entropies = turn["logprobs"] or [None] * len(ids), turn["entropies"] or [None] * len(ids)
+    found = []
+    for place, token in enumerate(ids):
+        values = {"advantage": turn["turn_advantage"], "logprob": logprobs[place], "entropy": entropies[place]}
+        says = ", ".join(f"{COLOURS[name]} {value:.3g}" for name, value in values.items() if value is not None)
+        kind = _shade(colour, values.get(colour))
+        found.append({"text": pieces.get(token, f"<{token}>"), "kind": kind, "says": f"token {token}: {says}"})
+    return found
+
+
+def _shade(colour: str, value: float | None) -> str:
+    """The class of a colour: -5 to 5 for advantages, 0 to 9 for surprise and entropy."""
+    if value is None or not math.isfinite(value):
+        return ""
+    if colour == "advantage":
+        strength = min(math.ceil(abs(value) * 2.5), 5) if value else 0
+        return f"{'up' if value > 0 else 'down'}{strength}" if strength else ""
+    nats = -value if colour == "logprob" else value
+    return f"heat{min(max(int(nats * 2.5), 0), 9)}"
+
+
+def _picture(image: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(image).decode()}" if image.startswith(_PNG) else ""
