@@ -55,7 +55,7 @@ def test_the_wheel_has_every_file_of_the_package_and_nothing_else(dist):
     assert names == package_files()
     assert "spear_rl/py.typed" in names
     kinds = {Path(name).suffix for name in names}
-    assert {".py", ".typed", ".toml", ".jinja", ".css", ".json"} <= kinds
+    assert {".py", ".typed", ".toml", ".jinja", ".css", ".js", ".json"} <= kinds
     assert sum(name.startswith("spear_rl/app/presets/") for name in names) > 10
 
 
@@ -107,6 +107,12 @@ def test_the_wheel_trains_outside_of_the_repository(dist, tmp_path):
 def test_type_information_is_shipped():
     assert (ROOT / "src" / "spear_rl" / "py.typed").exists()
     assert "Typing :: Typed" in PROJECT["classifiers"]
+
+
+def test_every_extra_stands_in_the_page_of_releases():
+    table = [line for line in (ROOT / "docs" / "release.md").read_text().splitlines() if line.startswith("| `")]
+    named = {name for line in table for name in re.findall(r"`([\w-]+)`", line.split("|")[1])}
+    assert named == PROJECT["optional-dependencies"].keys()
 
 
 def workflow() -> dict:

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from spear_rl.app.config import Config, require_env
 from spear_rl.envs import tasks_fn
+from spear_rl.envs.tools.formats import split_calls
 from spear_rl.errors import ConfigError, OptionError, UserError
 from spear_rl.io.escaping import clipped
 from spear_rl.io.files import same_folder
@@ -249,12 +250,17 @@ def agents_of(config: Config, tokenizer: Any, processor: Any) -> AgentRunner:
     rollout, python = config.rollout, config.task.python
     return AgentRunner(
         config.task.agent,
-        AgentRenderer(tokenizer, thinking=rollout.thinking),
+        agent_renderer(config, tokenizer),
         num_parallel=rollout.workers or 64,
         timeout=rollout.step_timeout,
         python=os.path.abspath(python) if python else None,
         seed=config.run.seed,
     )
+
+
+def agent_renderer(config: Config, tokenizer: Any) -> AgentRenderer:
+    """The renderer of conversations with tools; it reads calls in every format that we know."""
+    return AgentRenderer(tokenizer, thinking=config.rollout.thinking, read_calls=split_calls)
 
 
 def counted(config: Config) -> Config:
@@ -266,7 +272,7 @@ def counted(config: Config) -> Config:
 
 def episodes_in(config: Config, path: str, tokenizer: Any, *, key: str, count: int | None = None) -> list[Recorded]:
     """Those of the first `count` episodes of a file, or of all, that succeeded; `key` names the setting."""
-    found = read_records(path, AgentRenderer(tokenizer, thinking=config.rollout.thinking), key=key, count=count)
+    found = read_records(path, agent_renderer(config, tokenizer), key=key, count=count)
     won = [recorded for recorded in found if recorded.trajectory.success]
     if not won:
         raise ConfigError(f"{key}: none of the first {len(found)} episodes of {path} succeeded")
