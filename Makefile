@@ -4,6 +4,7 @@
 # make test-newcomer follow README and tutorial word for word in a new clone and a new virtual environment
 # make check         format, lint, types, import contracts
 # make docs          the documentation site, into site/; a broken link or reference fails
+# make dist          wheel and sdist, into dist/
 # make pages         write again what is generated in docs/: the pages of settings and metrics, the figures
 PYTHON ?= python3
 VENV ?= .venv
@@ -12,7 +13,7 @@ STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 WEIGHTS := $(VENV)/.smollm2
 
-.PHONY: install dev smollm2 quickstart test test-newcomer test-stock test-verl test-fast check docs pages format clean
+.PHONY: install dev smollm2 quickstart test test-newcomer test-stock test-verl test-fast check docs dist pages format clean
 
 install: $(STAMP)
 
@@ -77,6 +78,9 @@ check: dev
 # Not with --quiet: it would hide the warnings that --strict counts.
 docs: dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+dist: dev
+	$(BIN)/python -m hatchling build
 
 pages: dev
 	$(BIN)/python docs/tools/settings_page.py

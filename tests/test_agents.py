@@ -286,6 +286,35 @@ def test_with_tool_choice_none_the_conversation_goes_on_as_one_row_and_nothing_i
         assert len(rows(t, [1.0] * 2)) == 1
 
 
+class Looker(Recorder):
+    """Looks once, and then says what it saw."""
+
+    def __init__(self, tokenizer, ending: str) -> None:
+        super().__init__(len(tokenizer))
+        self._tokenizer, self._ending = tokenizer, ending
+
+    def _completion(self, prompt):
+        has_seen = "zebra" in self._tokenizer.decode(prompt)
+        call = '<tool_call>{"name": "look", "arguments": {"place": "here"}}</tool_call>'
+        ids = [*self._tokenizer.encode(self._ending if has_seen else call), self._tokenizer.eos_token_id]
+        return Completion(ids, [-1.0] * len(ids))
+
+
+@pytest.mark.parametrize("framework", ["openai", "langchain_openai", "smolagents", "agents", "pydantic_ai"])
+def test_an_agent_of_a_framework_calls_its_tool_and_answers(framework):
+    """Skipped where the framework is not installed. Its two calls are one row, unless it rewrites what was said."""
+    pytest.importorskip(framework)
+    ending = '<tool_call>{"name": "final_answer", "arguments": {"answer": "zebra"}}</tool_call>'
+    tokenizer = tokenizer_of("qwen2_5")
+    generator = Looker(tokenizer, ending if framework == "smolagents" else "zebra")
+    with AgentRunner(f"agent_frameworks:{framework}", AgentRenderer(tokenizer), timeout=60.0) as runner:
+        [group] = runner.collect(tasks(1), group_size=2, generator=generator, max_turns=5, step=0)
+    assert group.num_failed == 0
+    for t in group.trajectories:
+        assert (t.reward, [turn.used_tool for turn in t.turns]) == (1.0, [True, framework == "smolagents"])
+        assert len(rows(t, [1.0] * 2)) == (2 if framework == "smolagents" else 1)
+
+
 def test_another_way_to_write_calls_is_read_by_another_reader(tokenizer):
     def shout(text, tools):
         names = [tool["function"]["name"] for tool in tools]

@@ -24,6 +24,7 @@ from spear_rl.rollout.env import StepResult, Task, TasksFn
 from spear_rl.rollout.generator import Generator, Sampling
 from spear_rl.rollout.rendering.images import VisionRenderer
 from spear_rl.rollout.rendering.renderer import LAYOUTS, ChatRenderer, Layout, Renderer
+from spear_rl.rollout.rendering.tool_calls import split_calls
 from spear_rl.rollout.tasks import panel_of, tasks_in_file
 from spear_rl.rollout.workers.pool import Pool
 from spear_rl.rollout.workers.progress import ProgressRunner, Tally
@@ -249,12 +250,17 @@ def agents_of(config: Config, tokenizer: Any, processor: Any) -> AgentRunner:
     rollout, python = config.rollout, config.task.python
     return AgentRunner(
         config.task.agent,
-        AgentRenderer(tokenizer, thinking=rollout.thinking),
+        agent_renderer(config, tokenizer),
         num_parallel=rollout.workers or 64,
         timeout=rollout.step_timeout,
         python=os.path.abspath(python) if python else None,
         seed=config.run.seed,
     )
+
+
+def agent_renderer(config: Config, tokenizer: Any) -> AgentRenderer:
+    """The renderer of conversations with tools; it reads calls in every format that we know."""
+    return AgentRenderer(tokenizer, thinking=config.rollout.thinking, read_calls=split_calls)
 
 
 def counted(config: Config) -> Config:
@@ -266,7 +272,7 @@ def counted(config: Config) -> Config:
 
 def episodes_in(config: Config, path: str, tokenizer: Any, *, key: str, count: int | None = None) -> list[Recorded]:
     """Those of the first `count` episodes of a file, or of all, that succeeded; `key` names the setting."""
-    found = read_records(path, AgentRenderer(tokenizer, thinking=config.rollout.thinking), key=key, count=count)
+    found = read_records(path, agent_renderer(config, tokenizer), key=key, count=count)
     won = [recorded for recorded in found if recorded.trajectory.success]
     if not won:
         raise ConfigError(f"{key}: none of the first {len(found)} episodes of {path} succeeded")

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Sequence
+from secrets import token_hex
 from typing import Any
 
 from spear_rl.rollout.agents.endpoint import Call
@@ -20,7 +21,7 @@ def answer_of(call: Call, captures: Sequence[Capture], renderer: AgentRenderer) 
         ended = "length" if completion.truncated else "stop"
         if calls := message.pop("tool_calls", None):
             ended = "tool_calls" if ended == "stop" else ended
-            message["tool_calls"] = [_named(entry, f"call-{name}-{index}-{n}") for n, entry in enumerate(calls)]
+            message["tool_calls"] = [_named(entry) for entry in calls]
             message["content"] = message["content"] or None
         if capture.thoughts:
             message["reasoning_content"] = capture.thoughts
@@ -42,8 +43,9 @@ def answer_of(call: Call, captures: Sequence[Capture], renderer: AgentRenderer) 
     }
 
 
-def _named(call: dict[str, Any], name: str) -> dict[str, Any]:
-    function = call["function"]
+def _named(call: dict[str, Any]) -> dict[str, Any]:
+    """The call with an id: nine letters or digits, because Mistral's chat templates refuse others."""
+    function, name = call["function"], token_hex(5)[:9]
     own = {"name": function["name"], "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
     return {"id": name, "type": "function", "function": own}
 

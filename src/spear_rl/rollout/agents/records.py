@@ -175,7 +175,7 @@ def _chat(row: dict[str, Any], renderer: AgentRenderer) -> Recorded:
             prompt = renderer.conversation(new, tools)
         else:
             raise MalformedError("a chat must not begin with an assistant message")
-        text, begin = said(message), place + 1
+        text, begin = renderer.written(message, tools), place + 1
         ids = renderer.answer(text)
         shown = "\n".join(f"{m['role']}: {said(m)}" for m in new)
         used = bool(message.get("tool_calls"))

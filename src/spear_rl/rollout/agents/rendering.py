@@ -7,12 +7,13 @@ from secrets import token_hex
 from typing import Any
 
 from spear_rl.errors import ConfigError
-from spear_rl.rollout.agents.messages import ReadCalls, split_calls, without_tools
-from spear_rl.rollout.rendering.renderer import ChatRenderer, Message
+from spear_rl.rollout.agents.messages import ReadCalls, said, split_calls, without_tools
+from spear_rl.rollout.rendering.renderer import ChatRenderer, Message, without_thoughts
 
 _ANSWER = f"\u2063{token_hex(8)}\u2063"
 """Stands for the policy's message in a rendered conversation; nobody can write it."""
 _TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+_MARKS = ("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<|tool_call_start|>", "<|tool_call_end|>")
 Tools = Sequence[Mapping[str, Any]]
 
 
@@ -50,6 +51,23 @@ class AgentRenderer(ChatRenderer):
             between = between[1:]
         return [*prompt_ids, *completion_ids, *between]
 
+    def written(self, message: Message, tools: Tools) -> str:
+        """What a policy writes for a message: its calls as the chat template shows them, or in <tool_call> tags."""
+        calls = [call | {"id": f"call{number:05d}"} for number, call in enumerate(message.get("tool_calls", ()))]
+        with suppress(Exception):  # templates raise what they like
+            if calls and self._knows_tools:
+                asked: Message = {"role": "user", "content": "?"}
+                options = self._options | {"tools": list(tools) or None}
+                before = str(self._templated.apply_chat_template([asked], **options))
+                options["add_generation_prompt"] = False
+                shown = str(self._templated.apply_chat_template([asked, message | {"tool_calls": calls}], **options))
+                _, found, answer = shown.partition(before.removesuffix("<think>\n"))
+                end = str(self._tokenizer.decode([self.end_id])).strip()
+                text = without_thoughts(answer.partition(end)[0]).strip()
+                if found and self.read_calls(text, tools)[1] == [call["function"] for call in calls]:
+                    return text
+        return said(message)
+
     def decoded(self, token_ids: list[int]) -> str:
         """As `parse`, with the white space around it."""
         if self._hidden_tags:
@@ -81,10 +99,10 @@ class AgentRenderer(ChatRenderer):
 
     @cached_property
     def _hidden_tags(self) -> frozenset[int]:
-        """All special tokens but the tags of thoughts and tool calls; empty where those are plain tokens."""
+        """All special tokens but the tags and marks of thoughts and tool calls; empty where those are plain tokens."""
         added = getattr(self._tokenizer, "added_tokens_decoder", {})
         special = {number: str(token) for number, token in added.items() if token.special}
-        tags = {number for number, text in special.items() if text in _TAGS}
+        tags = {number for number, text in special.items() if text in (*_TAGS, *_MARKS)}
         return frozenset(special.keys() - tags) if tags else frozenset()
 
 

@@ -91,6 +91,50 @@ def calls_in(text: str, tools: Parameters) -> list[Call]:
     return found
 
 
+def split_calls(text: str, schemas: Sequence[Mapping[str, Any]]) -> tuple[str, list[dict[str, Any]], bool]:
+    """An answer's text without its calls, the calls, and whether some could not be read; these stay in the text.
+
+    'Hm. [TOOL_CALLS][{"name": "f", "arguments": {}}]' -> ("Hm.", [{"name": "f", "arguments": {}}], False)
+
+    Calls without a mark or tag count only where the whole text is calls of known tools: it may as well be an answer.
+    """
+    tools = {schema["function"]["name"]: _typed_parameters(schema["function"]) for schema in schemas}
+    calls: list[dict[str, Any]] = []
+
+    def taken(found: list[Call]) -> bool:
+        own = [(call.name, _plain(call.arguments)) for call in found if not call.fault and call.name]
+        is_read = len(own) == len(found) and all(arguments is not None for _, arguments in own)
+        calls.extend({"name": name, "arguments": arguments} for name, arguments in own if is_read)
+        return is_read
+
+    if "<tool_call>" in text:
+        rest = _BLOCK.sub(lambda block: "" if taken(list(_block(block[1], block[2], tools))) else block[0], text)
+        return rest.strip(), calls, "<tool_call>" in rest
+    begin = min((mark.start() for pattern in (_MARKS, _FUNCTION) if (mark := pattern.search(text))), default=None)
+    found = calls_in(text[begin:], tools)
+    if begin is None and not all(call.name in tools for call in found):
+        return text, [], False
+    if not found or not taken(found):
+        return text, [], bool(found)
+    return text[:begin].strip() if begin else "", calls, False
+
+
+def _typed_parameters(function: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a tool as a stranger describes it, of which anything may be missing."""
+    parameters = function.get("parameters")
+    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    known = properties if isinstance(properties, Mapping) else {}
+    return {"properties": {name: own for name, own in known.items() if isinstance(own, Mapping)}}
+
+
+def _plain(arguments: Mapping[str, Any]) -> Any:
+    """The arguments as JSON has them; None if it cannot, as sets and bytes of a Python call."""
+    try:
+        return json.loads(json.dumps(dict(arguments)))
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
 def _block(content: str, closing: str, tools: Parameters) -> Iterator[Call]:
     if functions := list(_FUNCTION.finditer(content)):
         for function in functions:
