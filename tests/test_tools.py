@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from spear_rl.envs import ENVIRONMENTS
 from spear_rl.envs.tools.functions import argument_fault, as_text, tool_of
-from spear_rl.errors import ConfigError
+from spear_rl.errors import ConfigError, UserError
 from spear_rl.rollout.env import Observation
 from spear_rl.rollout.rendering.tool_calls import FORMATS, calls_in, written
 from spear_rl.rollout.workers.pool import Pool
@@ -67,6 +67,22 @@ def sums(split):
         call = {"name": "add", "arguments": {"a": number, "b": 1}}
         yield {"id": number, "question": f"{number} + 1 = ?", "answer": number + 1,
                "demonstration": [call, f"<answer>{number + 1}</answer>"]}
+
+def broken(split):
+    raise ValueError("the disk is full")
+
+def nothing_at_all(split):
+    return None
+
+def no_number(problem, answer):
+    return "x"
+
+class Needy:
+    def __init__(self, key):
+        self.key = key
+    def up(self, by: int = 1) -> int:
+        """Counts."""
+        return by
 
 def half(problem, answer):
     return 0.5 if answer == str(problem["answer"]) else 0
@@ -166,6 +182,20 @@ def test_a_reward_function_of_the_user_pays(user_module):
     assert result.reward == 0.5
 
 
+def test_a_reward_that_is_no_number_ends_the_run_in_one_sentence(user_module):
+    with pytest.raises(UserError, match="not a number"):
+        play(f"{user_module}:add", f"{user_module}:sums", "1", reward=f"{user_module}:no_number")
+
+
+@pytest.mark.parametrize(("package", "source"), [("mcp", "mcp:python x.py"), ("bm25s", "search:corpus.jsonl")])
+def test_a_missing_package_is_named_with_its_extra(tmp_path, user_module, monkeypatch, package, source):
+    (tmp_path / "corpus.jsonl").write_text('{"text": "a"}')
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=r"pip install 'spear-rl\[") as caught:
+        play(source.replace("x.py", tmp_path.name), f"{user_module}:sums")
+    assert "\n" not in str(caught.value)
+
+
 def test_problems_come_from_a_file_and_their_content_decides_their_split(tmp_path, user_module):
     path = tmp_path / "problems.jsonl"
     path.write_text("".join(json.dumps({"question": f"{n} + 1?", "answer": n + 1}) + "\n" for n in range(60)))
@@ -183,12 +213,15 @@ def test_problems_come_from_a_file_and_their_content_decides_their_split(tmp_pat
         ({"tools": "MODULE:strange"}, "complex"),
         ({"tools": "MODULE:nothing"}, "has no nothing"),
         ({"tools": "no_such_module_x:f"}, "there is no module"),
+        ({"tools": "MODULE:Needy"}, "made without arguments"),
         ({"tools": 5}, "takes a text or a list"),
         ({"tools": []}, "names no tool"),
         ({"tools": ["MODULE:add", "MODULE:add"]}, "two tools named add"),
         ({"tools": "search:no_such_file.jsonl"}, "cannot be read"),
         ({"problems": ""}, "problems is empty"),
         ({"problems": "no_such_file.jsonl"}, "cannot be read"),
+        ({"problems": "MODULE:broken"}, "the disk is full"),
+        ({"problems": "MODULE:nothing_at_all"}, "raised TypeError"),
         ({"reward": "MODULE:nothing"}, "has no nothing"),
     ],
 )

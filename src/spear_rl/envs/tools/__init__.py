@@ -124,8 +124,11 @@ def _problems(source: str, split: str) -> list[Problem]:
     if path.suffix in (".jsonl", ".json") or path.is_file():
         rows: Iterable[Any] = _lines(path)
     else:
-        rows = _function(source, "problems")(split)
-        rows = [{**row, "split": split} if isinstance(row, Mapping) else row for row in rows]
+        function = _function(source, "problems")
+        try:
+            rows = [{**row, "split": split} if isinstance(row, Mapping) else row for row in function(split)]
+        except Exception as error:  # the user's own code
+            raise OptionError(f"problems: {source} raised {in_words(error)} for the split {split}") from error
     found = [_problem(row, number, source) for number, row in enumerate(rows, 1)]
     return [problem for problem, own in found if own == split]
 

@@ -10,6 +10,7 @@ from typing import Any
 from spear_rl.envs.tools.functions import Tool, argument_fault, as_text
 from spear_rl.envs.tools.sources import opened_tools
 from spear_rl.io.escaping import in_words
+from spear_rl.rollout.contract import ContractError, described
 from spear_rl.rollout.env import INADMISSIBLE, Observation, StepResult
 from spear_rl.rollout.rendering.renderer import without_thoughts
 from spear_rl.rollout.rendering.tool_calls import Call, calls_in
@@ -84,7 +85,11 @@ class ToolEnv:
         answer = answer_in(said)
         if not answer:
             return self._result("Call a tool, or give your answer within <answer></answer>.", is_last, invalid="void")
-        reward = float(self._reward(self._problem.fields, answer))
+        paid: Any = self._reward(self._problem.fields, answer)
+        try:
+            reward = float(paid)
+        except (TypeError, ValueError) as error:
+            raise ContractError(f"the reward function returned {described(paid)}, not a number") from error
         return self._result("Right." if reward > 0 else "Wrong.", True, reward=reward, success=reward > 0)
 
     def close(self) -> None:

@@ -60,6 +60,10 @@ def _source(name: str) -> tuple[tuple[Tool, ...], Callable[[], Opened]]:
         return served, lambda: nullcontext(served)
     value = _loaded(name)
     if isinstance(value, type):
+        try:
+            inspect.signature(value).bind()
+        except TypeError as error:
+            raise OptionError(f"tools: an object of {name} is made without arguments ({error})") from error
         return tuple(_methods(value, None)), lambda: nullcontext(_methods(value, value()))
     functions = tuple(tool_of(function) for function in (value if isinstance(value, list | tuple) else [value]))
     return functions, lambda: nullcontext(functions)
