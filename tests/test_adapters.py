@@ -325,9 +325,10 @@ def test_an_openenv_app_is_served_and_played(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_an_openenv_action_that_lists_its_values_has_choices(tmp_path, monkeypatch):
+def test_an_openenv_action_that_lists_its_values_has_choices_and_a_full_server_is_one_sentence(tmp_path, monkeypatch):
     pytest.importorskip("openenv")
     listed = SERVER.replace("number: int = Field(ge=1, le=10)", 'number: Literal["1", "2", "3"]')
+    listed = listed.replace("max_concurrent_envs=100", "max_concurrent_envs=1")
     listed = listed.replace("action.number", "int(action.number)").replace("randint(1, 10)", "randint(1, 3)")
     (tmp_path / "openenv_choice_of_mine.py").write_text(listed)
     monkeypatch.chdir(tmp_path)
@@ -335,9 +336,11 @@ def test_an_openenv_action_that_lists_its_values_has_choices(tmp_path, monkeypat
     game = task.make_env()
     assert game.reset().choices == ("1", "2", "3")
     assert game.step("4").invalid == "inadmissible"
-    assert task.demonstrate is not None
-    assert set(task.demonstrate(0)) <= {"1", "2", "3"}
+    with pytest.raises(UserError, match="no free session"):
+        task.make_env().reset()
     game.close()
+    assert task.demonstrate is not None, "and its session waits until the last one has ended"
+    assert set(task.demonstrate(0)) <= {"1", "2", "3"}
 
 
 @pytest.mark.parametrize("server", ["http://127.0.0.1:9", "no/such:image"])
@@ -404,7 +407,8 @@ def taskset(folder, monkeypatch, name, exported):
 def test_a_taskset_of_verifiers_has_tools_rewards_and_metrics(tmp_path, monkeypatch):
     env = taskset(tmp_path, monkeypatch, "single_sums_of_mine", ["Sums"])
     task = panel(env, max_tasks=1)[0]
-    assert '"add"' in task.instructions
+    assert '"add"' in task.tools[0]
+    assert '"add"' in panel(env, max_tasks=1, calls="hermes")[0].instructions
     game = task.make_env()
     number = int(game.reset().text.split()[0])
     called = game.step(f"add(a={number}, b=1)")

@@ -33,13 +33,16 @@ from spear_rl.envs.adapters.shared import (
 )  # fmt: skip
 from spear_rl.envs.shared.answer_tags import ParsedAnswer
 from spear_rl.errors import ConfigError, OptionError
+from spear_rl.rollout.contract import ContractError
 from spear_rl.rollout.env import INADMISSIBLE, Observation, StepResult, Task
 from spear_rl.settings.ranges import Length, OneOf, Range, has_checked_options
 
-START_SECONDS = 120.0
+START_SECONDS, FREE_SECONDS = 120.0, 5.0
+"""Waited for a server that starts, and for a free session."""
 _URL = re.compile(r"(https?|wss?)://")
 _REFUSED = "VALIDATION_ERROR"
 """What a server answers to an action against its schema; the session goes on."""
+_FULL = "CAPACITY_REACHED"
 _HIDDEN = ("done", "reward", "metadata")
 """Fields of an observation that are no part of its text."""
 
@@ -213,13 +216,27 @@ class OpenEnvEnv:
 
     def reset(self) -> Observation:
         self.close()
-        core = package("openenv.core", extra="openenv")
-        self._client = core.GenericEnvClient(base_url=_address(os.getpid(), self._server.id)).sync()
         self._said = []
-        result = self._client.reset(seed=self._seed)
+        result = self._begun()
         self.first = result.observation
         self._last = self._observation(result.observation)
         return self._last
+
+    def _begun(self) -> Any:
+        """The answer to a new session's reset; waits where the server is full: it may be ending one of ours."""
+        core, end = package("openenv.core", extra="openenv"), time.monotonic() + FREE_SECONDS
+        while True:
+            self._client = core.GenericEnvClient(base_url=_address(os.getpid(), self._server.id)).sync()
+            try:
+                return self._client.reset(seed=self._seed)
+            except RuntimeError as error:
+                self.close()
+                if _FULL not in str(error):
+                    raise
+                if time.monotonic() > end:
+                    advice = "raise max_concurrent_envs in its create_app, or lower rollout.num_tasks and eval.tasks"
+                    raise ContractError(f"the OpenEnv server has no free session: {advice}") from error
+                time.sleep(0.2)
 
     def step(self, action: str) -> StepResult:
         if self._client is None:
