@@ -192,6 +192,34 @@ def test_tasks_come_from_a_file_by_split(tmp_path):
             tasks_in_file(str(path), "train")
 
 
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ([], "has tasks for an agent: set task.agent=package.module:function"),
+        (["task.agent=agent_examples:one_call", "sft.episodes=8"], "set sft.from to a file of chats or episodes, or"),
+    ],
+)
+def test_a_file_of_tasks_needs_an_agent_and_has_no_expert(spear, tmp_path, more, sentence):
+    (tmp_path / "tasks.jsonl").write_text('{"id": "a"}\n')
+    options = [setting for setting in SMALL if not setting.startswith(("task.", "run.checkpoint_every"))]
+    code, printed = spear(
+        "train", *options, f"task.env={tmp_path / 'tasks.jsonl'}", f"run.dir={tmp_path / 'run'}", "run.steps=1", *more
+    )
+    assert code == 2
+    assert sentence in " ".join(printed.split())
+
+
+def test_a_first_agent_trains_on_a_file_of_tasks(spear, tmp_path):
+    (tmp_path / "tasks.jsonl").write_text('{"id": "a"}\n{"split": "validation"}\n')
+    options = [setting for setting in SMALL if not setting.startswith(("task.", "eval.tasks"))]
+    code, printed = spear(
+        "train", *options, f"task.env={tmp_path / 'tasks.jsonl'}", "task.agent=agent_examples:one_call",
+        f"run.dir={tmp_path / 'run'}", "run.steps=1", "eval.tasks=1",
+    )  # fmt: skip
+    assert code == 0, printed
+    assert "success after" in printed
+
+
 @pytest.mark.slow
 def test_an_agent_with_the_openai_package_tools_two_turns_and_a_branch_doubles_its_success(
     spear, tmp_path, monkeypatch
