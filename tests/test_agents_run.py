@@ -123,6 +123,17 @@ def test_a_file_that_is_no_file_of_episodes_is_refused_by_its_line(tmp_path, tok
     assert "\n" not in str(caught.value)
 
 
+def test_an_episode_with_a_token_that_no_tokenizer_has_is_left_out(tmp_path, tokenizer):
+    rows = [{"turns": [{"prompt_ids": [1], "token_ids": [last]}]} for last in (1, len(tokenizer), 2)]
+    path = tmp_path / "episodes.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = read_records(str(path), AgentRenderer(tokenizer), key="sft.from")
+    assert [recorded.trajectory.turns[0].completion.token_ids for recorded in found] == [[1], [2]]
+    path.write_text(json.dumps(rows[1]))
+    with pytest.raises(ConfigError, match="has no episode"):
+        read_records(str(path), AgentRenderer(tokenizer), key="sft.from")
+
+
 def test_a_file_that_is_missing_is_named(spear, tmp_path):
     code, printed = spear("train", *SMALL, "sft.from=nowhere.jsonl", f"run.dir={tmp_path / 'run'}")
     assert code == 2
