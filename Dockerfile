@@ -19,8 +19,8 @@ ARG EXTRAS=train,lora
 # hadolint ignore=DL3013
 RUN pip install --no-cache-dir ".[${EXTRAS}]"
 
-RUN useradd --create-home --uid 1000 spear && install --directory --owner=spear /work
+RUN useradd --create-home --uid 1000 spear && install --directory --owner=spear /workspace
 USER 1000
-WORKDIR /work
+WORKDIR /workspace
 ENTRYPOINT ["spear"]
 CMD ["doctor"]

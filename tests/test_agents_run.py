@@ -123,6 +123,17 @@ def test_a_file_that_is_no_file_of_episodes_is_refused_by_its_line(tmp_path, tok
     assert "\n" not in str(caught.value)
 
 
+def test_an_episode_with_a_token_that_no_tokenizer_has_is_left_out(tmp_path, tokenizer):
+    rows = [{"turns": [{"prompt_ids": [1], "token_ids": [last]}]} for last in (1, len(tokenizer), 2)]
+    path = tmp_path / "episodes.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = read_records(str(path), AgentRenderer(tokenizer), key="sft.from")
+    assert [recorded.trajectory.turns[0].completion.token_ids for recorded in found] == [[1], [2]]
+    path.write_text(json.dumps(rows[1]))
+    with pytest.raises(ConfigError, match="has no episode"):
+        read_records(str(path), AgentRenderer(tokenizer), key="sft.from")
+
+
 def test_a_file_that_is_missing_is_named(spear, tmp_path):
     code, printed = spear("train", *SMALL, "sft.from=nowhere.jsonl", f"run.dir={tmp_path / 'run'}")
     assert code == 2
@@ -190,6 +201,34 @@ def test_tasks_come_from_a_file_by_split(tmp_path):
         path.write_text(content)
         with pytest.raises(ConfigError, match=sentence):
             tasks_in_file(str(path), "train")
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ([], "has tasks for an agent: set task.agent=package.module:function"),
+        (["task.agent=agent_examples:one_call", "sft.episodes=8"], "set sft.from to a file of chats or episodes, or"),
+    ],
+)
+def test_a_file_of_tasks_needs_an_agent_and_has_no_expert(spear, tmp_path, more, sentence):
+    (tmp_path / "tasks.jsonl").write_text('{"id": "a"}\n')
+    options = [setting for setting in SMALL if not setting.startswith(("task.", "run.checkpoint_every"))]
+    code, printed = spear(
+        "train", *options, f"task.env={tmp_path / 'tasks.jsonl'}", f"run.dir={tmp_path / 'run'}", "run.steps=1", *more
+    )
+    assert code == 2
+    assert sentence in " ".join(printed.split())
+
+
+def test_a_first_agent_trains_on_a_file_of_tasks(spear, tmp_path):
+    (tmp_path / "tasks.jsonl").write_text('{"id": "a"}\n{"split": "validation"}\n')
+    options = [setting for setting in SMALL if not setting.startswith(("task.", "eval.tasks"))]
+    code, printed = spear(
+        "train", *options, f"task.env={tmp_path / 'tasks.jsonl'}", "task.agent=agent_examples:one_call",
+        f"run.dir={tmp_path / 'run'}", "run.steps=1", "eval.tasks=1",
+    )  # fmt: skip
+    assert code == 0, printed
+    assert "success after" in printed
 
 
 @pytest.mark.slow

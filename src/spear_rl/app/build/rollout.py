@@ -70,6 +70,7 @@ def _tasks_fn(config: Config) -> TasksFn:
     name, python = config.task.env, config.task.python
     require_env(config)
     if name.endswith(".jsonl"):
+        _check_file(config)
         return partial(tasks_in_file, name)
     tasks = tasks_fn(name, python=python)
     if python:
@@ -256,6 +257,16 @@ def agents_of(config: Config, tokenizer: Any, processor: Any) -> AgentRunner:
         python=os.path.abspath(python) if python else None,
         seed=config.run.seed,
     )
+
+
+def _check_file(config: Config) -> None:
+    """The tasks of a file are for an agent, and have no expert."""
+    name, sft = config.task.env, config.sft
+    if not config.task.agent:
+        raise ConfigError(f"task.env: {name} has tasks for an agent: set task.agent=package.module:function")
+    if sft.episodes and not sft.from_:
+        advice = "set sft.from to a file of chats or episodes, or sft.episodes=0"
+        raise ConfigError(f"sft.episodes: the tasks of {name} have no expert to demonstrate them: {advice}")
 
 
 def agent_renderer(config: Config, tokenizer: Any) -> AgentRenderer:

@@ -27,6 +27,8 @@ from spear_rl.types import Completion, Group, Stop, Trajectory, Turn
 
 EPISODES = "episodes"
 """The folder of a run with the episodes that agents played."""
+PADDING = 512
+"""A model's table of tokens may be longer than its tokenizer's: rounded up, to a multiple of this at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +75,17 @@ def record_of(played: Trajectory, *, task: str, family: str, step: int) -> dict[
 
 
 def read_records(path: str, renderer: AgentRenderer, *, key: str, count: int | None = None) -> list[Recorded]:
-    """The first `count` episodes of a file, or all; an error names `key` as the setting that asks for the file."""
+    """The first `count` episodes of a file, or all; an error names `key` as the setting that asks for the file.
+
+    Left out are those with a token that a model sampled from the padding of its table and that no tokenizer has.
+    """
     found = []
     for number, row in islice(_rows(path, key), count):
         try:
             found.append(_chat(row, renderer) if "messages" in row else _recorded(row, renderer))
         except (MalformedError, UserError) as error:
             raise ConfigError(f"{key}: {path}, line {number}: {error}") from error
+    found = [recorded for recorded in found if _highest(recorded.trajectory) < renderer.vocabulary_size]
     if not found:
         raise ConfigError(f"{key}: {path} has no episode")
     return found
@@ -138,9 +144,10 @@ def _turn(value: Any, number: int, vocabulary_size: int) -> Turn:
     where = f"turns[{number}]"
     if not isinstance(value, dict) or not {"prompt_ids", "token_ids"} <= value.keys():
         raise MalformedError(f"{where} lacks prompt_ids or token_ids: give those, or the whole chat as messages")
+    padded = -(-vocabulary_size // PADDING) * PADDING
     for name in ("prompt_ids", "token_ids"):
         ids = value[name]
-        if not isinstance(ids, list) or not ids or not all(type(i) is int and 0 <= i < vocabulary_size for i in ids):
+        if not isinstance(ids, list) or not ids or not all(type(i) is int and 0 <= i < padded for i in ids):
             limit = f"0 to {vocabulary_size - 1}, those of the tokenizer"
             raise MalformedError(f"{where}.{name} must be a list of token ids from {limit}")
     ids, scores = value["token_ids"], value.get("logprobs", [0.0] * len(value["token_ids"]))
@@ -157,6 +164,10 @@ def _turn(value: Any, number: int, vocabulary_size: int) -> Turn:
         observation=str(value.get("observation", "")),
         text=str(value.get("text", "")),
     )
+
+
+def _highest(played: Trajectory) -> int:
+    return max(max(max(turn.prompt_ids), max(turn.completion.token_ids)) for turn in played.turns)
 
 
 def _chat(row: dict[str, Any], renderer: AgentRenderer) -> Recorded:
