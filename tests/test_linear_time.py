@@ -17,6 +17,7 @@ import pytest
 from spear_rl.algorithms.filters import repetitive, unreadable
 from spear_rl.app.show.text import Words, episode_lines
 from spear_rl.engines.models.tiny import tiny_tokenizer
+from spear_rl.envs.adapters.shared import answered
 from spear_rl.envs.alfworld.gamefile import GameFile
 from spear_rl.envs.household.experts.search import _ARRIVED, Searcher
 from spear_rl.envs.household.families import parsed_task
@@ -28,6 +29,7 @@ from spear_rl.envs.tool_math.calls import tool_calls
 from spear_rl.envs.tool_math.problems import _answer, _question
 from spear_rl.envs.tool_math.verification.answers import boxed_answer, integer, is_copied, is_same_answer, normalised
 from spear_rl.envs.tool_math.verification.integers import as_integer
+from spear_rl.envs.tools.env import answer_in
 from spear_rl.envs.webshop.browser.pages import escape
 from spear_rl.envs.webshop.data.product import prices
 from spear_rl.envs.webshop.data.words import lowered, nouns
@@ -37,7 +39,9 @@ from spear_rl.envs.webshop.session import parsed_action
 from spear_rl.errors import UserError
 from spear_rl.io.escaping import indented, markdown, one_line, visible
 from spear_rl.rollout.policies.endpoint import with_stop
+from spear_rl.rollout.rendering.conversation import tool_results
 from spear_rl.rollout.rendering.renderer import Encoder, MessageRenderer, _action, segments, without_thoughts
+from spear_rl.rollout.rendering.tool_calls import calls_in, split_calls
 from spear_rl.sandbox.client.fusion import ESCAPES
 from spear_rl.types import Completion, Group, Stop, Trajectory, Turn
 
@@ -77,6 +81,10 @@ READERS: dict[str, Callable[[str], object]] = {
     "action of webshop": parsed_action,
     "step of lookup": lambda text: (env := LookupEnv("red", "1"), env.reset(), env.step(text)),
     "thoughts": without_thoughts,
+    "calls of tools": lambda text: (calls_in(text, {"add": {}}), split_calls(text, [{"function": {"name": "add"}}])),
+    "results of tools": tool_results,
+    "answer with tools": answer_in,
+    "action of an adapter": answered,
     "tool calls": tool_calls,
     "tool calls in every format": lambda text: tool_calls(text, formats="all"),
     "boxed answer": boxed_answer,

@@ -13,7 +13,7 @@ from spear_rl.io.escaping import in_words
 from spear_rl.rollout.contract import ContractError, described
 from spear_rl.rollout.env import INADMISSIBLE, Observation, StepResult
 from spear_rl.rollout.rendering.renderer import without_thoughts
-from spear_rl.rollout.rendering.tool_calls import Call, calls_in
+from spear_rl.rollout.rendering.tool_calls import Call, calls_in, until_last
 
 MAX_CALLS = 8
 """Calls per turn; the others are not run."""
@@ -128,7 +128,7 @@ class ToolEnv:
 
 def answer_in(text: str) -> str:
     """The last answer within tags, or the whole text."""
-    tagged = _ANSWER.findall(text)
+    tagged = _ANSWER.findall(until_last("</answer>", text))
     return (tagged[-1] if tagged else text).strip()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from spear_rl.rollout.rendering.tool_calls import instructions
+from spear_rl.rollout.rendering.tool_calls import instructions, until_last
 
 _RESULT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 _PARAMETERS = {
@@ -59,6 +59,7 @@ def system_message(told: str, tools: Sequence[str]) -> dict[str, Any]:
 
 def tool_results(reply: str) -> list[dict[str, Any]]:
     """One message of role `tool` per result in a reply; empty where the reply is not results alone."""
-    if _RESULT.sub("", reply).strip():
+    closed = until_last("\n</tool_response>", reply)
+    if reply[len(closed) :].strip() or _RESULT.sub("", closed).strip():
         return []
-    return [{"role": "tool", "content": found[1]} for found in _RESULT.finditer(reply)]
+    return [{"role": "tool", "content": found[1]} for found in _RESULT.finditer(closed)]

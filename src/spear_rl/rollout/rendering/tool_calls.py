@@ -11,6 +11,7 @@ import ast
 import contextlib
 import json
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,8 +25,8 @@ FORMATS = {
 }
 
 _BLOCK = re.compile(r"<tool_call>(.*?)(</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
-_FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)</function>", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)</parameter>", re.DOTALL)
+_FUNCTION = re.compile(r"<function=([^>\n]{1,256})>(.*?)</function>", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>\n]{1,256})>(.*?)</parameter>", re.DOTALL)
 _NAMED = re.compile(r"(\w+)\s*(?:\[ARGS\])?\s*(?=\{)")
 _MARKS = re.compile(r"<\|python_tag\|>|<\|tool_call_(?:start|end)\|>|<\|python_(?:start|end)\|>|\[TOOL_CALLS\]")
 _json = json.JSONDecoder(strict=False)  # policies break lines inside strings
@@ -82,7 +83,9 @@ def calls_in(text: str, tools: Parameters) -> list[Call]:
     """
     if "<tool_call>" in text:
         return [call for block in _BLOCK.finditer(text) for call in _block(block[1], block[2], tools)]
-    if found := [call for function in _FUNCTION.finditer(text) for call in _xml(function, tools)]:
+    if found := [
+        call for function in _FUNCTION.finditer(until_last("</function>", text)) for call in _xml(function, tools)
+    ]:
         return found
     is_marked, bare = bool(_MARKS.search(text)), _MARKS.sub(" ", text).strip()
     found = list(_objects(bare)) or list(_python(bare, tools))
@@ -110,7 +113,8 @@ def split_calls(text: str, schemas: Sequence[Mapping[str, Any]]) -> tuple[str, l
     if "<tool_call>" in text:
         rest = _BLOCK.sub(lambda block: "" if taken(list(_block(block[1], block[2], tools))) else block[0], text)
         return rest.strip(), calls, "<tool_call>" in rest
-    begin = min((mark.start() for pattern in (_MARKS, _FUNCTION) if (mark := pattern.search(text))), default=None)
+    marks = (_MARKS.search(text), _FUNCTION.search(until_last("</function>", text)))
+    begin = min((mark.start() for mark in marks if mark), default=None)
     found = calls_in(text[begin:], tools)
     if begin is None and not all(call.name in tools for call in found):
         return text, [], False
@@ -136,7 +140,7 @@ def _plain(arguments: Mapping[str, Any]) -> Any:
 
 
 def _block(content: str, closing: str, tools: Parameters) -> Iterator[Call]:
-    if functions := list(_FUNCTION.finditer(content)):
+    if functions := list(_FUNCTION.finditer(until_last("</function>", content))):
         for function in functions:
             yield from _xml(function, tools)
     elif closing != "</tool_call>":
@@ -149,8 +153,15 @@ def _block(content: str, closing: str, tools: Parameters) -> Iterator[Call]:
             yield from python or [Call(fault="the tool call is not valid JSON", invalid="bad_json")]
 
 
+def until_last(closing: str, text: str) -> str:
+    """The text up to the last closing tag: an opening tag after it would be searched to the end of the text, each."""
+    return text[: text.rfind(closing) + len(closing)] if closing in text else ""
+
+
 def _xml(function: re.Match[str], tools: Parameters) -> Iterator[Call]:
-    words = {found[1].strip(): found[2].strip("\n") for found in _PARAMETER.finditer(function[2])}
+    words = {
+        found[1].strip(): found[2].strip("\n") for found in _PARAMETER.finditer(until_last("</parameter>", function[2]))
+    }
     name = function[1].strip()
     yield Call(name, _from_words(tools[name], words) if name in tools else words)
 
@@ -205,7 +216,8 @@ def _python(text: str, tools: Parameters) -> Iterator[Call]:
     if not re.match(r"\[?\s*\w+\(", text) or len(text) > 100_000:
         return
     try:
-        body = ast.parse(text, mode="eval").body
+        with warnings.catch_warnings(action="ignore"):  # of odd escapes in what a policy writes
+            body = ast.parse(text, mode="eval").body
         nodes = body.elts if isinstance(body, ast.List) else [body]
         for node in nodes:
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in tools):
