@@ -5,6 +5,7 @@ Files are untrusted and may be half-written: what cannot be read is named in `fa
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -18,12 +19,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spear_rl.io.episodes.columns import EPISODE, NAMES, SCHEMA, TURN, table_of_json
-from spear_rl.io.episodes.parts import PIECES, Part, parts_in, pieces_in
+from spear_rl.io.episodes.parts import INDEX, PIECES, Part, episodes_of, parts_in, pieces_in
 from spear_rl.io.escaping import one_line
 
 _SCHEMA = pa.schema(
     [(name, pa.dictionary(pa.int32(), pa.string()) if name in NAMES else kind) for name, kind in EPISODE.items()]
 )
+_NONE = _SCHEMA.empty_table()
 _CERTAIN = ("step", "group", "episode", "success", "turns", *NAMES)
 """Columns that every episode has."""
 _JSON = re.compile(r"step_(\d{6,9})\.jsonl")
@@ -55,7 +57,7 @@ class Episodes:
     folder: Path
     faults: list[str] = field(default_factory=list)
     """One sentence per file that cannot be read, or not wholly."""
-    table: pa.Table = field(default_factory=_SCHEMA.empty_table)
+    table: pa.Table = field(default_factory=lambda: _NONE)
     """The columns EPISODE, one row per episode in order of steps."""
     _read: dict[tuple[str, int, int], tuple[pa.Table, str]] = field(default_factory=dict, init=False)
     """A file by name, time and size -> its episodes, and what is wrong with it."""
@@ -75,9 +77,7 @@ class Episodes:
             return False
         self._read = found
         tables = [table for table, _ in found.values() if len(table)]
-        self.table = (
-            pa.concat_tables(tables).unify_dictionaries().combine_chunks() if tables else self.table.slice(0, 0)
-        )
+        self.table = pa.concat_tables(tables).unify_dictionaries().combine_chunks() if tables else _NONE
         self.faults = [fault for _, fault in found.values() if fault]
         return True
 
@@ -194,14 +194,18 @@ def _tried(read: Callable[[Path], tuple[pa.Table, str]], path: Path) -> tuple[pa
     try:
         return read(path)
     except _ERRORS:
-        return _SCHEMA.empty_table(), f"{one_line(path.name)} is damaged: its episodes are not shown"
+        return _NONE, f"{one_line(path.name)} is damaged: its episodes are not shown"
 
 
 def _of_part(path: Path) -> tuple[pa.Table, str]:
     # A schema that a file brings along may name types of its own; ours is what counts.
     with pq.ParquetFile(path, read_dictionary=list(NAMES)) as file:
-        rows = file.read(columns=[*EPISODE, "turn"], use_threads=False)
-    table = rows.filter(pc.less_equal(rows.column("turn"), 0)).drop_columns(["turn"])
+        index = (file.metadata.metadata or {}).get(INDEX)
+        if index is None:
+            table = episodes_of(file.read(columns=[*EPISODE, "turn"], use_threads=False))
+        else:
+            source = pa.BufferReader(base64.b64decode(index))
+            table = pq.ParquetFile(source, read_dictionary=list(NAMES)).read(columns=list(EPISODE), use_threads=False)
     table = table.select(_SCHEMA.names).replace_schema_metadata()
     if any(table.column(name).null_count for name in _CERTAIN):
         raise ValueError("it lacks what every episode has")
@@ -210,8 +214,7 @@ def _of_part(path: Path) -> tuple[pa.Table, str]:
 
 def _of_dump(path: Path) -> tuple[pa.Table, str]:
     table, fault = _dump(path)
-    table = table.filter(pc.less_equal(table.column("turn"), 0)).select(list(EPISODE))
-    return table.cast(_SCHEMA), fault
+    return episodes_of(table).cast(_SCHEMA), fault
 
 
 def _dump(path: Path) -> tuple[pa.Table, str]:

@@ -137,8 +137,8 @@ class DrawRows(GrowingRows):
         return sum(len(row["keys"]) for at, row in self.by_step.items() if step in (None, at))
 
     def keys(self) -> np.ndarray[Any, Any]:
-        """Every drawn episode as one number, as `_key` makes it."""
-        return np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *(row["keys"] for row in self.by_step.values())]))
+        """The episode of every draw as one number, as `_key` makes it."""
+        return np.concatenate([np.zeros(0, dtype=np.int64), *(row["keys"] for row in self.by_step.values())])
 
 
 def _key(episode: tuple[int, int]) -> int:
@@ -200,9 +200,11 @@ class Run:
         """Of every episode in the index whether replay ever drew it."""
         version, table = self.draws.version, self.episodes.table
         if self._replayed[0] != version or self._replayed[1] is not table:
-            keys = self.episodes.numbers("step").astype(np.int64) * _PLACES + self.episodes.numbers("episode")
-            drawn = np.isin(keys, self.draws.keys()) & (self.kind != EVALUATED)
-            self._replayed = version, table, drawn
+            steps, numbers = (self.episodes.numbers(name).astype(np.int64) for name in ("step", "episode"))
+            played, places = np.divmod(self.draws.keys(), _PLACES)
+            most = numbers.max(initial=0) + 1  # small keys are looked up in a table, several times quicker
+            drawn = np.isin(steps * most + numbers, (played * most + places)[places < most])
+            self._replayed = version, table, drawn & (self.kind != EVALUATED)
         return self._replayed[2]
 
     def warning_texts(self) -> list[tuple[int, str]]:
