@@ -19,6 +19,8 @@ from markupsafe import Markup
 
 from spear_rl.app.show.view.curves import charts_of, curves_of
 from spear_rl.app.show.view.runs import EVALUATED, Run, Runs
+from spear_rl.envs import SCENES
+from spear_rl.envs.shared.scenes import Scene, Seen
 from spear_rl.errors import ConfigError
 from spear_rl.io.episodes.columns import EPISODE
 from spear_rl.io.episodes.index import Filter
@@ -238,13 +240,16 @@ def shown_episode(
         return None
     colour = colour if colour in COLOURS else "advantage"
     pieces = run.episodes.pieces()
-    for turn in episode["turns"]:
+    *scenes, end = scenes_of(run, episode)
+    for turn, scene in zip(episode["turns"], scenes, strict=True):
         turn["tokens"] = tokens_of(turn, pieces, colour)
         ids = turn["prompt_ids"]
         turn["prompt"] = "".join(pieces.get(token, f"<{token}>") for token in ids) if pieces and ids else ""
         turn["pictures"] = [Markup(picture) for image in turn["images"] if (picture := _picture(image))]
+        turn["scene"] = None if turn["pictures"] else scene
     siblings = run.episodes.where(Filter(step=(step, step), group=episode["group"]))
     return episode | {
+        "scene": end,
         "siblings": run.episodes.rows(siblings),
         "stored": run.stored(step, number),
         "draws": run.drawn(step, number),
@@ -254,6 +259,15 @@ def shown_episode(
         "measures": _measures(episode["measures"]),
         "most": None if full else MAX_TEXT,
     }
+
+
+def scenes_of(run: Run, episode: Mapping[str, Any]) -> list[Scene | None]:
+    """The environment's own view of every turn and of the end, if it has one."""
+    turns, made = episode["turns"], SCENES.get(run.environment)
+    if made is None:
+        return [None] * (len(turns) + 1)
+    seen = [Seen(*(turn[name] or "" for name in Seen._fields)) for turn in turns]
+    return made([*seen, Seen(episode["last_observation"] or "")])
 
 
 def _measures(text: str) -> dict[str, Any]:

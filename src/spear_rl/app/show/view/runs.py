@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -174,6 +175,15 @@ class Run:
     def step(self) -> int:
         """The newest step with metrics; -1 without any."""
         return max(self.metrics.by_step, default=-1)
+
+    @cached_property
+    def environment(self) -> str:
+        """The name of its environment; empty if it is not known."""
+        try:
+            found = tomllib.loads((self.folder / "config.toml").read_text("utf-8"))["task"]["env"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return ""
+        return str(found)
 
     @property
     def is_finished(self) -> bool:
