@@ -227,7 +227,7 @@ def test_steps_that_cannot_be_read_are_named_and_all_are_shown(address, step):
     status, text, _ = ask(address, url("/episodes", run="a", step=step))
     assert status == 200
     assert "steps are written 40 or 30-50" in text
-    assert '<span id="total">48</span>' in text
+    assert '<span class="total">48</span>' in text
     assert ask(address, url("/groups", run="a", step=step))[0] == 200
 
 
@@ -258,6 +258,47 @@ def test_episodes_of_evaluations_are_shown_apart(tmp_path):
         for link in links(text):
             assert ask(address, link)[0] == 200
         assert "t0" not in ask(address, url("/episodes", run="x"))[1]
+
+
+def test_runs_are_side_by_side_in_tables_too(address):
+    for path, what in (("/episodes", "episode"), ("/groups", "episodes of group"), ("/replays", "")):
+        text = ask(address, url(path, run=["a", "deep/b"], step="1"))[1]
+        parts = re.split(r'<section aria-label="(a|deep/b)">', text)[1:]
+        assert parts[::2] == ["a", "deep/b"]
+        for name, part in zip(parts[::2], parts[1::2], strict=True):
+            alone = ask(address, url(path, run=name, step="1"))[1]
+            pattern = rf'aria-label="({what} \d+ of step \d+)"' if what else 'class="origin" href="([^"]*)"'
+            assert re.findall(pattern, part) == re.findall(pattern, alone) != []
+    both = ask(address, url("/episodes", run=["a", "deep/b"]))[1]
+    [filters] = re.findall(r'<form class="filters".*?</form>', both, re.DOTALL)
+    assert re.findall('name="run" value="([^"]*)"', filters) == ["a", "deep/b"]
+    assert all(ask(address, link)[0] == 200 for link in set(links(both)))
+
+
+def test_evaluations_on_further_splits_are_shown_by_their_names(tmp_path):
+    run = LiveRun(tmp_path / "runs" / "x").write(2)
+    (run.folder / "evaluations").mkdir()
+    for prefix, task in (("", "main"), ("also_test_", "further"), ("also_un seen_", "no file of ours")):
+        episode = {"task": task, "success": True, "reward": 1.0, "stop": "done", "turns": []}
+        (run.folder / "evaluations" / f"{prefix}step_000002.jsonl").write_text(json.dumps(episode) + "\n")
+    also = {"test": {"success": 0.25, "low": 0.1, "high": 0.5}, "<b>": 7}
+    rows = [{"step": 0, "success": 0.5, "also": also}, {"step": 2, "success": 0.5, "also": 3}]
+    (run.folder / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with serving(tmp_path / "runs") as address:
+        text = ask(address, url("/episodes", run="x", kind="evaluated"))[1]
+        assert "main" in text
+        assert "further" not in text
+        [link] = {link for link in links(text) if "kind=also_test_" in link}
+        text = ask(address, link)[1]
+        assert "Episodes evaluated on test" in text
+        assert "further" in text
+        [episode] = [link for link in links(text) if link.startswith("/episode?")]
+        assert "further" in ask(address, episode)[1]
+        for kind in ("also_../x", "also_", "../trajectories", "also_un seen_"):
+            assert "no file of ours" not in ask(address, url("/episodes", run="x", kind=kind))[1]
+        curves = json.loads(ask(address, url("/data/curves", run="x"))[1])["runs"][0]["evaluations"]
+        assert curves["series"]["eval/success on test"] == [0.25, None]
+        assert curves["bands"]["eval/success on test"] == [[0.1, None], [0.5, None]]
 
 
 def test_colours_follow_what_is_chosen(address):

@@ -76,7 +76,7 @@ def test_a_failed_episode_is_found_opened_and_coloured(page, address):
     page.click("button:has-text('Filter')")
     page.wait_for_url("**success=no**")
     rows = page.locator("tbody tr")
-    assert rows.count() == int(page.text_content("#total")) > 0
+    assert rows.count() == int(page.text_content(".total")) > 0
     assert page.locator("tr.solved").count() == 0
     page.click("tbody tr a >> nth=0")
     page.wait_for_selector(".turn .token")
@@ -123,10 +123,10 @@ def test_a_step_arrives_while_the_page_is_open(page, tmp_path):
         page.wait_for_selector("[data-step]:has-text('2')")
         page.wait_for_selector("#news:has-text('live is at step 2')")
         page.goto(f"{address}/episodes?run=live")
-        before = int(page.text_content("#total"))
+        before = int(page.text_content(".total"))
         page.wait_for_timeout(500)
         run.write()
-        page.wait_for_selector(f"#total:has-text('{before + 8}')")
+        page.wait_for_selector(f".total:has-text('{before + 8}')")
 
 
 def test_hostile_text_runs_nothing(page, address, root, tmp_path):

@@ -28,7 +28,7 @@ _SCHEMA = pa.schema(
 _NONE = _SCHEMA.empty_table()
 _CERTAIN = ("step", "group", "episode", "success", "turns", *NAMES)
 """Columns that every episode has."""
-_JSON = re.compile(r"step_(\d{6,9})\.jsonl")
+_JSON = re.compile(r"([\w.-]*?)step_(\d{6,9})\.jsonl")
 _ERRORS = (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _MAX_JSON = 256 * 2**20
 
@@ -55,6 +55,8 @@ class Episodes:
     """The episodes of one run; `refresh` reads what was added since."""
 
     folder: Path
+    prefix: str = ""
+    """Of the names of its JSON lines."""
     faults: list[str] = field(default_factory=list)
     """One sentence per file that cannot be read, or not wholly."""
     table: pa.Table = field(default_factory=lambda: _NONE)
@@ -83,8 +85,9 @@ class Episodes:
 
     def _files(self) -> list[tuple[Path, Callable[[Path], tuple[pa.Table, str]]]]:
         """Parts and dumps in order of steps; a step in both counts once, as a part."""
-        parts = parts_in(self.folder)
-        named = [(int(m[1]), path) for path in self.folder.glob("step_*.jsonl") if (m := _JSON.fullmatch(path.name))]
+        parts = [] if self.prefix else parts_in(self.folder)
+        found = [(_JSON.fullmatch(path.name), path) for path in self.folder.glob(f"{self.prefix}step_*.jsonl")]
+        named = [(int(m[2]), path) for m, path in found if m and m[1] == self.prefix and not path.is_symlink()]
         dumps = [(step, path) for step, path in named if not any(part.first <= step <= part.last for part in parts)]
         files: list[tuple[int, Path, Callable[[Path], tuple[pa.Table, str]]]] = [
             *((part.first, part.path, _of_part) for part in parts),
@@ -165,7 +168,7 @@ class Episodes:
                 if read is _of_part:
                     part = next(part for part in parts_in(self.folder) if part.path == path)
                     table = _turns(part, step, number) if part.first <= step <= part.last else None
-                elif path.name == f"step_{step:06d}.jsonl":
+                elif path.name == f"{self.prefix}step_{step:06d}.jsonl":
                     whole = _dump(path)[0]
                     table = whole.filter(pc.equal(whole.column("episode"), number))
             except (*_ERRORS, StopIteration):
@@ -239,7 +242,7 @@ def _dump(path: Path) -> tuple[pa.Table, str]:
     notes = [f"damaged or cut off in lines {', '.join(damaged[:20])}"] if damaged else []
     notes += [f"{left_out} episodes were not kept, as there are too many"] if left_out else []
     fault = f"{one_line(path.name)}: {'; '.join(notes)}" if notes else ""
-    return table_of_json(episodes, int(named[1]) if named else 0), fault
+    return table_of_json(episodes, int(named[2]) if named else 0), fault
 
 
 def _turns(part: Part, step: int, number: int) -> pa.Table:

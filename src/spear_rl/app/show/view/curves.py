@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spear_rl.app.show.view.runs import Run
+from spear_rl.io.escaping import one_line
 from spear_rl.train.evaluate import wilson_interval
 
 CHARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("Success", ("rollout/success", "eval/success")),
+    ("Success", ("rollout/success", "eval/success*")),
     ("Reward and bonus", ("rollout/reward", "rollout/bonus", "eval/reward")),
     ("Entropy, nats per token", ("policy/entropy", "replay/entropy")),
     ("Turns and tool calls per episode", ("rollout/turns", "rollout/tool_turns")),
@@ -31,6 +32,7 @@ CHARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 """Title, and the metrics or patterns of them; the rest of a run's metrics are in its last chart."""
 
+_MAX_SPLITS = 8
 MAX_POINTS = 2000
 """Points of a curve; of a longer run every nth step is drawn, and the newest."""
 
@@ -99,4 +101,14 @@ def _evaluations(run: Run) -> dict[str, Any]:
     series = {
         f"eval/{name}": values[name] for name in ("success", "reward") if any(v is not None for v in values[name])
     }
-    return {"steps": list(rows), "series": series, "bands": {"eval/success": [values["low"], values["high"]]}}
+    bands = {"eval/success": [values["low"], values["high"]]}
+    others = [_mapping(row.get("also")) for row in rows.values()]
+    for split in sorted({str(split) for also in others for split in also})[:_MAX_SPLITS]:
+        found = [_mapping(also.get(split)) for also in others]
+        name = f"eval/success on {one_line(split[:100])}"
+        series[name], *bands[name] = ([_number(one.get(part)) for one in found] for part in ("success", "low", "high"))
+    return {"steps": list(rows), "series": series, "bands": bands}
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

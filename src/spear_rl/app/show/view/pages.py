@@ -18,7 +18,7 @@ import numpy as np
 from markupsafe import Markup
 
 from spear_rl.app.show.view.curves import charts_of, curves_of
-from spear_rl.app.show.view.runs import EVALUATED, Run, Runs
+from spear_rl.app.show.view.runs import Run, Runs, kind_title
 from spear_rl.envs import SCENES
 from spear_rl.envs.shared.scenes import Scene, Seen
 from spear_rl.errors import ConfigError
@@ -31,7 +31,6 @@ COLOURS = {"advantage": "advantage", "logprob": "log-probability", "entropy": "e
 SORTS = tuple(name for name in EPISODE if name != "measures")
 MAX_TEXT = 20_000
 """Characters of a text that a page shows unless it is asked for the whole."""
-_EPISODES = {"": "Episodes", EVALUATED: "Evaluated episodes"}
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -145,6 +144,12 @@ class Query:
             group=int(self.group) if self.group.isdecimal() and len(self.group) < 9 else None,
         )
 
+    def place(self, count: int, size: int) -> tuple[int, int]:
+        """The page to show, and how many there are."""
+        pages = max(-(-count // size), 1)
+        here = int(self.page) if self.page.isdecimal() and len(self.page) < 9 else 1
+        return min(max(here, 1), pages), pages
+
     @property
     def order(self) -> tuple[str, bool]:
         name = self.sort.removeprefix("-")
@@ -157,8 +162,7 @@ def found_episodes(run: Run, query: Query, *, size: int = PAGE) -> dict[str, Any
     rows = run.episodes.where(query.wanted, replayed)
     by, descending = query.order
     rows = run.episodes.ordered(rows, by, descending=descending)
-    pages = max(-(-len(rows) // size), 1)
-    here = min(max(int(query.page), 1), pages) if query.page.isdecimal() and len(query.page) < 9 else 1
+    here, pages = query.place(len(rows), size)
     shown = rows[(here - 1) * size : here * size]
     episodes = run.episodes.rows(shown)
     for episode, row in zip(episodes, shown, strict=True):
@@ -166,35 +170,46 @@ def found_episodes(run: Run, query: Query, *, size: int = PAGE) -> dict[str, Any
     return {"episodes": episodes, "total": len(rows), "all": len(run.episodes.table), "page": here, "pages": pages}
 
 
-def episodes_page(run: Run, query: Query) -> str:
-    choices = {name: run.episodes.values(name) for name in ("family", "stop")}
-    reasons = sorted({reason for text in run.episodes.values("dropped") for reason in text.split(",")})
+def episodes_page(runs: Sequence[Run], query: Query) -> str:
+    """The table of each run side by side, by the same query."""
+    choices = {name: _values(runs, name) for name in ("family", "stop")}
+    reasons = sorted({reason for text in _values(runs, "dropped") for reason in text.split(",")})
     choices |= {"dropped": ["any", "none", *reasons], "success": ["yes", "no"], "replayed": ["yes", "no"]}
-    try:
-        found, problem = found_episodes(run, query), ""
-    except ConfigError as error:
-        found, problem = found_episodes(run, Query()), str(error)
+    asked, problem = _understood(query)
     by, descending = query.order
-    return page(
-        "episodes",
-        title=f"{_EPISODES[run.kind]} of {run.name}",
-        run=run,
-        names=[run.name],
-        query=query,
-        choices=choices,
-        found=found,
-        problem=problem,
-        by=by,
-        descending=descending,
-    )
+    found = [(run, found_episodes(run, asked, size=PAGE // min(len(runs), 2))) for run in runs]
+    return _table_page("episodes", runs, query, found, problem=problem, choices=choices, by=by, descending=descending)
 
 
-def groups_page(run: Run, query: Query) -> str:
-    """The groups that the wanted episodes are of."""
+def _values(runs: Sequence[Run], name: str) -> list[str]:
+    return sorted({value for run in runs for value in run.episodes.values(name)})
+
+
+def _understood(query: Query) -> tuple[Query, str]:
+    """The query, or that for everything with what is wrong."""
     try:
-        rows, problem = run.episodes.where(query.wanted, run.is_replayed()), ""
+        query.wanted  # noqa: B018 - raises
     except ConfigError as error:
-        rows, problem = run.episodes.where(Filter()), str(error)
+        return Query(), str(error)
+    return query, ""
+
+
+def _table_page(name: str, runs: Sequence[Run], query: Query, found: Sequence[Any], **more: Any) -> str:
+    kind, names = runs[0].kind, [run.name for run in runs]
+    kinds = {one: kind_title(one) for one in dict.fromkeys(k for run in runs for k in run.kinds)}
+    title = f"{kind_title(kind)} of {', '.join(names)}" + (" by group" if name == "groups" else "")
+    return page(name, title=title, names=names, kind=kind, kinds=kinds, query=query, found=found, **more)
+
+
+def groups_page(runs: Sequence[Run], query: Query) -> str:
+    """The groups that the wanted episodes are of."""
+    asked, problem = _understood(query)
+    return _table_page("groups", runs, query, [(run, found_groups(run, asked)) for run in runs], problem=problem)
+
+
+def found_groups(run: Run, query: Query) -> dict[str, Any]:
+    """The groups of one page of the table, and how many there are."""
+    rows = run.episodes.where(query.wanted, run.is_replayed())
     names = ("step", "group", "success", "reward", "advantage", "turns")
     numbers = {name: run.episodes.numbers(name)[rows].astype(float) for name in names}
     _, first, of = np.unique(numbers["step"] * 10**6 + numbers["group"], return_index=True, return_inverse=True)
@@ -203,24 +218,24 @@ def groups_page(run: Run, query: Query) -> str:
     by, descending = query.sort.removeprefix("-"), query.sort.startswith("-")
     keys = count if by == "episodes" else means[by if by in means else "step"]
     order = np.argsort(-keys if descending else keys, kind="stable")
-    pages = max(-(-len(order) // PAGE), 1)
-    here = min(max(int(query.page), 1), pages) if query.page.isdecimal() and len(query.page) < 9 else 1
+    here, pages = query.place(len(order), PAGE)
     shown = order[(here - 1) * PAGE : here * PAGE]
     groups = [
         about | {name: float(means[name][place]) for name in names[2:]} | {"episodes": int(count[place])}
         for about, place in zip(run.episodes.rows(rows[first[shown]]), shown, strict=True)
     ]
-    found = {"groups": groups, "total": len(order), "page": here, "pages": pages}
-    title = f"{_EPISODES[run.kind]} of {run.name} by group"
-    return page("groups", title=title, run=run, names=[run.name], query=query, found=found, problem=problem)
+    return {"groups": groups, "total": len(order), "page": here, "pages": pages}
 
 
-def replays_page(run: Run, step: int | None) -> str:
+def replays_page(runs: Sequence[Run], step: int | None) -> str:
     """What replay drew, newest first, each with a link to where it was played."""
-    draws = run.draws.newest_first() if step is None else iter(run.draws.of_step(step))
-    shown, total = list(islice(draws, 4 * PAGE)), run.draws.count(step)
-    title = f"Replay in {run.name}" + ("" if step is None else f" at step {step}")
-    return page("replays", title=title, run=run, names=[run.name], draws=shown, total=total)
+    found = []
+    for run in runs:
+        draws = run.draws.newest_first() if step is None else iter(run.draws.of_step(step))
+        found.append((run, {"draws": list(islice(draws, 4 * PAGE)), "total": run.draws.count(step)}))
+    names = [run.name for run in runs]
+    title = f"Replay in {', '.join(names)}" + ("" if step is None else f" at step {step}")
+    return page("replays", title=title, names=names, found=found)
 
 
 def episode_page(run: Run, step: int, number: int, *, colour: str = "advantage", full: bool = False) -> str | None:
@@ -228,7 +243,9 @@ def episode_page(run: Run, step: int, number: int, *, colour: str = "advantage",
     shown = shown_episode(run, step, number, colour=colour, full=full)
     if shown is None:
         return None
-    return page("episode", title=f"Episode {step}/{number} of {run.name}", run=run, names=[run.name], e=shown)
+    return page(
+        "episode", title=f"Episode {step}/{number} of {run.name}", run=run, names=[run.name], kind=run.kind, e=shown
+    )
 
 
 def shown_episode(

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from threading import RLock
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from spear_rl.io.escaping import one_line
 from spear_rl.train.episode_files import BUFFER, DRAWS, EVALUATIONS, TRAJECTORIES, draws_of
 
 EVALUATED = "evaluated"
+_ALSO = re.compile(r"(also_[\w.-]{1,120}_)step_\d{6,9}\.jsonl")
 MARKS = ("config.toml", "metrics.jsonl")
 """A folder with one of these is a run."""
 _DEPTH = 4
@@ -147,14 +148,16 @@ def _key(episode: tuple[int, int]) -> int:
 
 
 class Run:
-    """One run folder, with the episodes of its training, or of its evaluations if `kind` is "evaluated"."""
+    """One run folder with one kind of its episodes: of training (""), of its evaluations (EVALUATED), or of those on a
+    further split, by the prefix of their files."""
 
     def __init__(self, name: str, folder: Path, kind: str = "") -> None:
         self.name, self.folder, self.kind = name, folder, kind
         self.metrics, self.evaluations = GrowingRows(folder / "metrics.jsonl"), GrowingRows(folder / "eval.jsonl")
         self.draws, self.buffer = DrawRows(folder / DRAWS), GrowingRows(folder / BUFFER)
         self.warnings = GrowingRows(folder / "warnings.jsonl")
-        self.episodes = Episodes(folder / (EVALUATIONS if kind == EVALUATED else TRAJECTORIES))
+        prefix = "" if kind == EVALUATED else kind
+        self.episodes = Episodes(folder / (EVALUATIONS if kind else TRAJECTORIES), prefix)
         self._replayed: tuple[int, object, np.ndarray[Any, Any]] = (-1, None, np.zeros(0, dtype=bool))
         self._lock = RLock()
 
@@ -195,12 +198,12 @@ class Run:
 
     def drawn(self, step: int, number: int) -> list[Draw]:
         """The draws of an episode, oldest first; replay draws none of evaluations."""
-        return [] if self.kind == EVALUATED else self.draws.of_episode((step, number))
+        return [] if self.kind else self.draws.of_episode((step, number))
 
     def stored(self, step: int, number: int) -> tuple[int | None, int | None]:
         """The steps at which an episode entered the replay buffer and left it, as far as they are known."""
         found: dict[str, int] = {}
-        for at, row in () if self.kind == EVALUATED else self.buffer.by_step.items():
+        for at, row in () if self.kind else self.buffer.by_step.items():
             for what in ("entered", "left"):
                 if isinstance(row.get(what), list) and f"{step}/{number}" in row[what]:
                     found[what] = at
@@ -214,8 +217,13 @@ class Run:
             played, places = np.divmod(self.draws.keys(), _PLACES)
             most = numbers.max(initial=0) + 1  # small keys are looked up in a table, several times quicker
             drawn = np.isin(steps * most + numbers, (played * most + places)[places < most])
-            self._replayed = version, table, drawn & (self.kind != EVALUATED)
+            self._replayed = version, table, drawn & (not self.kind)
         return self._replayed[2]
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of episodes it has: training's, and those of evaluations that were recorded."""
+        return kinds_in(self.folder)
 
     def warning_texts(self) -> list[tuple[int, str]]:
         lists = [(step, row.get("warnings")) for step, row in sorted(self.warnings.by_step.items())]
@@ -267,14 +275,30 @@ class Runs:
     def get(self, name: str, *, kind: str = "", episodes: bool = False) -> Run:
         """A run, up to date; KeyError for one that is not there or not inside."""
         with self._lock:
-            kind = EVALUATED if kind == EVALUATED else ""
             if (name, kind) not in self._open:
                 folder = self.root if self.is_single and name == self.root.name else self.root / name
-                if "\0" in name or not folder.resolve().is_relative_to(self.root) or not _is_run(folder):
+                is_plain = PurePosixPath(name).as_posix() == name and "\0" not in name  # one name per run
+                if not is_plain or not folder.resolve().is_relative_to(self.root) or not _is_run(folder):
                     raise KeyError(f"there is no run {one_line(name)}")
-                self._open[name, kind] = Run(name, folder, kind)
+                kind = kind if kind in (EVALUATED, *kinds_in(folder)) else ""
+                self._open.setdefault((name, kind), Run(name, folder, kind))
             run = self._open[name, kind]
         return run.refresh(episodes=episodes)
+
+
+def kinds_in(folder: Path) -> list[str]:
+    try:
+        found = {m[1] for entry in os.scandir(folder / EVALUATIONS) if (m := _ALSO.fullmatch(entry.name))}
+    except OSError:
+        return [""]
+    return ["", EVALUATED, *sorted(found)]
+
+
+def kind_title(kind: str) -> str:
+    """What the episodes of a kind are called."""
+    if kind in ("", EVALUATED):
+        return "Evaluated episodes" if kind else "Episodes"
+    return f"Episodes evaluated on {kind.removeprefix('also_').removesuffix('_')}"
 
 
 def _is_run(folder: Path) -> bool:

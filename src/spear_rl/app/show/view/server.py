@@ -133,7 +133,7 @@ def application(root: Path, *, host: str = "127.0.0.1", token: str = "") -> ASGI
         chosen = asked(request, episodes=True)
         if not chosen:
             return RedirectResponse("/", 303)
-        return HTMLResponse(pages.episodes_page(chosen[0], pages.Query.of(request.query_params)))
+        return HTMLResponse(pages.episodes_page(chosen, pages.Query.of(request.query_params)))
 
     def episode(request: Request) -> Response:
         chosen, given = asked(request, episodes=True), request.query_params
@@ -151,14 +151,14 @@ def application(root: Path, *, host: str = "127.0.0.1", token: str = "") -> ASGI
         chosen = asked(request, episodes=True)
         if not chosen:
             return RedirectResponse("/", 303)
-        return HTMLResponse(pages.groups_page(chosen[0], pages.Query.of(request.query_params)))
+        return HTMLResponse(pages.groups_page(chosen, pages.Query.of(request.query_params)))
 
     def replays(request: Request) -> Response:
         chosen, step = asked(request, episodes=True), request.query_params.get("step", "")
         if not chosen:
             return RedirectResponse("/", 303)
         at = int(step) if re.fullmatch(r"[0-9]{1,9}", step) else None
-        return HTMLResponse(pages.replays_page(chosen[0], at))
+        return HTMLResponse(pages.replays_page(chosen, at))
 
     def state(request: Request) -> Response:
         names = asked(request)
