@@ -25,6 +25,7 @@ from spear_rl.errors import ConfigError
 from spear_rl.io.episodes.columns import EPISODE
 from spear_rl.io.episodes.index import Filter
 from spear_rl.io.escaping import one_line, visible
+from spear_rl.io.http.guard import shared_style
 
 PAGE = 50
 COLOURS = {"advantage": "advantage", "logprob": "log-probability", "entropy": "entropy", "none": "none"}
@@ -50,8 +51,9 @@ def templates() -> jinja2.Environment:
 
 @cache
 def asset(name: str) -> str:
-    """A style sheet or script that the package brings along."""
-    return (resources.files("spear_rl.app.show.view") / "static" / name).read_text("utf-8")
+    """A style sheet or script that the package brings along; ours begins with what all pages share."""
+    begin = shared_style() if name == "view.css" else ""
+    return begin + (resources.files("spear_rl.app.show.view") / "static" / name).read_text("utf-8")
 
 
 def number(value: Any) -> str:
