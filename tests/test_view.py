@@ -93,6 +93,8 @@ def test_the_list_has_every_run_and_nothing_else(address):
         {"Host": "evil.example"}, {"Host": "127.0.0.1.evil.example:80"}, {"Host": ""}, {"Host": "a@127.0.0.1"},
         {"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": "http://127.0.0.1:1"}, {"Origin": "file://"},
         {"Host": "localhost\\@evil.example"}, {"Origin": "http://localhost.evil.example"},
+        {"Host": "evil.example:8485"}, {"Host": "localhost:99999"}, {"Host": "localhost."}, {"Host": "2130706433"},
+        {"Origin": "http://["}, {"Origin": "http://127.0.0.1"}, {"Origin": "http://localhost:8485/x"}, {"Origin": ""},
     ],
     ids=str,
 )  # fmt: skip

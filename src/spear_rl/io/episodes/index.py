@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from spear_rl.io.episodes.columns import EPISODE, NAMES, SCHEMA, TURN, table_of_json
 from spear_rl.io.episodes.parts import INDEX, PIECES, Part, episodes_of, parts_in, pieces_in
 from spear_rl.io.escaping import one_line
+from spear_rl.io.files import is_plain_file
 
 _SCHEMA = pa.schema(
     [(name, pa.dictionary(pa.int32(), pa.string()) if name in NAMES else kind) for name, kind in EPISODE.items()]
@@ -29,7 +30,9 @@ _NONE = _SCHEMA.empty_table()
 _CERTAIN = ("step", "group", "episode", "success", "turns", *NAMES)
 """Columns that every episode has."""
 _JSON = re.compile(r"([\w.-]*?)step_(\d{6,9})\.jsonl")
-_ERRORS = (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+_ERRORS = (
+    pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError
+)  # fmt: skip
 _MAX_JSON = 256 * 2**20
 
 
@@ -84,10 +87,12 @@ class Episodes:
         return True
 
     def _files(self) -> list[tuple[Path, Callable[[Path], tuple[pa.Table, str]]]]:
-        """Parts and dumps in order of steps; a step in both counts once, as a part."""
+        """Parts and dumps in order of steps; a step in both counts once, as a part. Links lead nowhere."""
+        if self.folder.is_symlink():
+            return []
         parts = [] if self.prefix else parts_in(self.folder)
         found = [(_JSON.fullmatch(path.name), path) for path in self.folder.glob(f"{self.prefix}step_*.jsonl")]
-        named = [(int(m[2]), path) for m, path in found if m and m[1] == self.prefix and not path.is_symlink()]
+        named = [(int(m[2]), path) for m, path in found if m and m[1] == self.prefix and is_plain_file(path)]
         dumps = [(step, path) for step, path in named if not any(part.first <= step <= part.last for part in parts)]
         files: list[tuple[int, Path, Callable[[Path], tuple[pa.Table, str]]]] = [
             *((part.first, part.path, _of_part) for part in parts),
@@ -181,9 +186,9 @@ class Episodes:
     def pieces(self) -> dict[int, str]:
         """Token id -> its text."""
         path = self.folder / PIECES
-        size = path.stat().st_size if path.is_file() else 0
+        size = path.stat().st_size if is_plain_file(path) and not self.folder.is_symlink() else 0
         if size != self._pieces[0]:
-            self._pieces = size, pieces_in(path)
+            self._pieces = size, pieces_in(path) if size else {}
         return self._pieces[1]
 
 

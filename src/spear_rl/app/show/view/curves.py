@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spear_rl.app.show.view.runs import Run
+from spear_rl.io.episodes.columns import number_in
 from spear_rl.io.escaping import one_line
 from spear_rl.train.evaluate import wilson_interval
 
@@ -48,7 +49,7 @@ def curves_of(run: Run) -> dict[str, Any]:
     }
     if "replay/eligible" in series:
         series["replay/pass_rate"] = [
-            passing / size if passing is not None and size else None
+            _number(passing / size) if passing is not None and size else None
             for passing, size in zip(series["replay/eligible"], series.get("replay/buffer_size", []), strict=False)
         ]
     bands = _bands(series)
@@ -76,8 +77,8 @@ def _thinned(by_step: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]
 
 
 def _number(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and math.isfinite(value)
-    return float(f"{value:.6g}") if is_number else None
+    found = number_in(value)
+    return None if found is None else float(f"{found:.6g}")
 
 
 def _bands(series: Mapping[str, list[float | None]]) -> dict[str, list[list[float | None]]]:
@@ -91,8 +92,8 @@ def _bands(series: Mapping[str, list[float | None]]) -> dict[str, list[list[floa
 def _interval(rate: float | None, count: float | None) -> tuple[float | None, float | None]:
     if rate is None or not count or not 0 <= rate <= 1:
         return None, None
-    low, high = wilson_interval(rate * count, count)
-    return round(low, 5), round(high, 5)
+    low, high = wilson_interval(rate * count, count) if 0 < count < 1e12 else (None, None)
+    return _number(low), _number(high)
 
 
 def _evaluations(run: Run) -> dict[str, Any]:

@@ -57,12 +57,12 @@ def asset(name: str) -> str:
 
 
 def number(value: Any) -> str:
-    """A number as a table shows it."""
-    if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no"}.get(value, "") if value is not None else ""
+    """A value as a table shows it: a number, yes or no, a text; nothing of another kind."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.4g}" if math.isfinite(value) else str(value)
-    return one_line(str(value))
+    return one_line(str(value)) if isinstance(value, int | str) else ""
 
 
 def link(path: str, *given: Mapping[str, Any], **more: Any) -> str:

@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spear_rl.errors import UserError
+from spear_rl.io.episodes.columns import number_in
 from spear_rl.io.episodes.index import Episodes
 from spear_rl.io.escaping import one_line
+from spear_rl.io.files import is_plain_file
 from spear_rl.train.episode_files import BUFFER, DRAWS, EVALUATIONS, TRAJECTORIES, draws_of
 
 EVALUATED = "evaluated"
@@ -29,7 +31,7 @@ _PLACES = 10**9
 """More than a step has episodes."""
 _DRAWS_BEGIN = re.compile(rb'\{"step": (\d{1,9}), "draws": \[')
 _DRAWN = re.compile(rb'"episode": "(\d{1,9})/(\d{1,9})"')  # never within a text, where quotes are escaped
-_MAX_RUNS = 1000
+_MAX_RUNS, _MAX_CONFIG = 1000, 2**20
 
 
 @dataclass
@@ -45,6 +47,8 @@ class GrowingRows:
     """The file's inode, and the bytes of it that were read."""
 
     def refresh(self) -> None:
+        if not is_plain_file(self.path):
+            return
         try:
             with self.path.open("rb") as file:
                 stat = os.fstat(file.fileno())
@@ -75,6 +79,8 @@ class GrowingRows:
 
     def fault(self) -> list[str]:
         lines = "line is" if self.num_damaged == 1 else "lines are"
+        if self.path.is_symlink():
+            return [f"{self.path.name} is a link: it is not followed"]
         return [f"{self.path.name}: {self.num_damaged} {lines} damaged and not shown"] if self.num_damaged else []
 
 
@@ -183,10 +189,12 @@ class Run:
     def environment(self) -> str:
         """The name of its environment; empty if it is not known."""
         try:
-            found = tomllib.loads((self.folder / "config.toml").read_text("utf-8"))["task"]["env"]
+            path = self.folder / "config.toml"
+            text = path.read_text("utf-8") if is_plain_file(path) and path.stat().st_size < _MAX_CONFIG else ""
+            found = tomllib.loads(text)["task"]["env"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return ""
-        return str(found)
+        return found if isinstance(found, str) else ""
 
     @property
     def is_finished(self) -> bool:
@@ -194,7 +202,9 @@ class Run:
 
     @property
     def faults(self) -> list[str]:
-        return [*(fault for one in self._rows for fault in one.fault()), *self.episodes.faults]
+        folder = self.episodes.folder
+        links = [f"{folder.name} is a link: it is not followed"] if folder.is_symlink() else []
+        return [*(fault for one in self._rows for fault in one.fault()), *self.episodes.faults, *links]
 
     def drawn(self, step: int, number: int) -> list[Draw]:
         """The draws of an episode, oldest first; replay draws none of evaluations."""
@@ -236,7 +246,7 @@ def _draws(step: int, row: dict[str, Any]) -> Iterator[Draw]:
         played, _, number = str(draw["episode"]).partition("/")
         if played.isdecimal() and number.isdecimal() and len(played) < 10 and len(number) < 10:
             values = [draw.get(name) for name in ("advantage", "advantage_today")]
-            then, today = (float(value) if isinstance(value, int | float) else None for value in values)
+            then, today = map(number_in, values)
             place = int(played), int(number)
             task, success = one_line(str(draw.get("task", ""))), draw.get("success")
             yield Draw(step, place, then, today, task, None if success is None else bool(success))
@@ -265,7 +275,8 @@ class Runs:
             here = Path(folder)
             depth = len(here.relative_to(self.root).parts)
             if depth and _is_run(here):
-                found.append(here.relative_to(self.root).as_posix())
+                name = here.relative_to(self.root).as_posix()
+                found += [name] if _is_text(name) else []
                 below.clear()
             below[:] = sorted(name for name in below if not name.startswith(".")) if depth < _DEPTH else []
             if len(found) >= _MAX_RUNS:
@@ -286,7 +297,16 @@ class Runs:
         return run.refresh(episodes=episodes)
 
 
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # bytes that are no UTF-8: no address can name it
+        return False
+    return True
+
+
 def kinds_in(folder: Path) -> list[str]:
+    """The kinds of episodes that a run folder has."""
     try:
         found = {m[1] for entry in os.scandir(folder / EVALUATIONS) if (m := _ALSO.fullmatch(entry.name))}
     except OSError:
