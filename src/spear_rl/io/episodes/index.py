@@ -144,6 +144,11 @@ class Episodes:
         found: np.ndarray[Any, Any] = self.table.column(name).to_numpy()
         return found
 
+    def largest(self, name: str) -> float:
+        """The largest absolute value of a column of numbers; 0 without any."""
+        sizes = np.abs(self.numbers(name).astype(float))
+        return float(sizes[np.isfinite(sizes)].max(initial=0.0))
+
     def ordered(self, rows: np.ndarray[Any, Any], by: str, *, descending: bool) -> np.ndarray[Any, Any]:
         """The same rows sorted by a column, equal ones by step and place."""
         if by in NAMES:

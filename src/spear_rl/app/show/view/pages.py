@@ -260,8 +260,9 @@ def shown_episode(
     colour = colour if colour in COLOURS else "advantage"
     pieces = run.episodes.pieces()
     *scenes, end = scenes_of(run, episode)
+    scale = run.episodes.largest("advantage") or 1.0
     for turn, scene in zip(episode["turns"], scenes, strict=True):
-        turn["tokens"] = tokens_of(turn, pieces, colour)
+        turn["tokens"] = tokens_of(turn, pieces, colour, scale)
         ids = turn["prompt_ids"]
         turn["prompt"] = "".join(pieces.get(token, f"<{token}>") for token in ids) if pieces and ids else ""
         turn["pictures"] = [Markup(picture) for image in turn["images"] if (picture := _picture(image))]
@@ -274,6 +275,7 @@ def shown_episode(
         "draws": run.drawn(step, number),
         "colour": colour,
         "colours": COLOURS,
+        "scale": scale,
         "has_entropy": any(turn["entropies"] for turn in episode["turns"]),
         "measures": _measures(episode["measures"]),
         "most": None if full else MAX_TEXT,
@@ -297,7 +299,7 @@ def _measures(text: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def tokens_of(turn: Mapping[str, Any], pieces: Mapping[int, str], colour: str) -> list[dict[str, Any]]:
+def tokens_of(turn: Mapping[str, Any], pieces: Mapping[int, str], colour: str, scale: float) -> list[dict[str, Any]]:
     """The tokens of an answer with a class for their colour; none where their texts are unknown."""
     ids = turn["token_ids"] or []
     if not pieces or not ids:
@@ -307,17 +309,17 @@ def tokens_of(turn: Mapping[str, Any], pieces: Mapping[int, str], colour: str) -
     for place, token in enumerate(ids):
         values = {"advantage": turn["turn_advantage"], "logprob": logprobs[place], "entropy": entropies[place]}
         says = ", ".join(f"{COLOURS[name]} {value:.3g}" for name, value in values.items() if value is not None)
-        kind = _shade(colour, values.get(colour))
+        kind = _shade(colour, values.get(colour), scale)
         found.append({"text": pieces.get(token, f"<{token}>"), "kind": kind, "says": f"token {token}: {says}"})
     return found
 
 
-def _shade(colour: str, value: float | None) -> str:
-    """The class of a colour: -5 to 5 for advantages, 0 to 9 for surprise and entropy."""
+def _shade(colour: str, value: float | None, scale: float) -> str:
+    """The class of a colour: -5 to 5 for advantages up to `scale`, 0 to 9 for surprise and entropy of 0 to 4 nats."""
     if value is None or not math.isfinite(value):
         return ""
     if colour == "advantage":
-        strength = min(math.ceil(abs(value) * 2.5), 5) if value else 0
+        strength = min(math.ceil(5 * abs(value) / scale), 5)
         return f"{'up' if value > 0 else 'down'}{strength}" if strength else ""
     nats = -value if colour == "logprob" else value
     return f"heat{min(max(int(nats * 2.5), 0), 9)}"
