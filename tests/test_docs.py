@@ -23,6 +23,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from spear_rl.envs import ENVIRONMENTS
+from spear_rl.envs.adapters import ADAPTERS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -156,8 +157,10 @@ def check_spear(words, spear, parsed, said) -> None:
 def check_options(env: str, options, said: str) -> None:
     if env in ENVIRONMENTS:
         known = inspect.signature(ENVIRONMENTS[env]).parameters
+    elif env.endswith(".jsonl"):
+        known = {}
     else:
-        module, function = env.split(":")
+        module, function = ADAPTERS.get(env.partition(":")[0], env).split(":")
         if importlib.util.find_spec(module.split(".")[0]) is None:
             assert module.startswith("my_"), f"{said}: there is no module {module}"
             return

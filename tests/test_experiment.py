@@ -401,6 +401,15 @@ def test_cells_of_other_settings_than_the_plans_are_refused(spear, written, tmp_
     assert str(out / "cells/base/seed_0") in spear("experiment", written(changed), "--out", out)[1]
 
 
+def test_cells_that_saved_or_recorded_more_often_than_the_plan_says_are_taken(spear, written, tmp_path, stand_in):
+    out = tmp_path / "out"
+    assert spear("experiment", written(), "--out", out)[0] == 0
+    changed = PLAN.replace('trackers = ["jsonl"]', 'trackers = ["jsonl"], checkpoint_every = 7, trajectories_every = 3')
+    assert changed != PLAN
+    assert spear("experiment", written(changed), "--out", out)[0] == 0
+    assert len(stand_in()) == 4
+
+
 def test_a_failing_cell_is_retried_once_and_then_reported_while_the_others_go_on(
     spear, written, tmp_path, stand_in, monkeypatch
 ):

@@ -41,17 +41,25 @@ class ImagePrompt(list[int]):
 class ShortPrompt(ImagePrompt):
     """A prompt, with images or without, whose completion has at most `max_new_tokens` tokens: all its episode has left.
 
-    A generator that stops there saves time; one that ignores it has its completion cut.
+    A generator that stops there saves time; one that ignores it has its completion cut. With a `seed` the completion
+    depends on the prompt, the weights and that seed alone, where the generator can do so.
     """
 
-    def __init__(self, token_ids: Iterable[int], images: tuple[bytes, ...], max_new_tokens: int) -> None:
+    def __init__(
+        self, token_ids: Iterable[int], images: tuple[bytes, ...], max_new_tokens: int, *, seed: int | None = None
+    ) -> None:
         super().__init__(token_ids, images)
-        self.max_new_tokens = max_new_tokens
+        self.max_new_tokens, self.seed = max_new_tokens, seed
 
 
 def limit_of(prompt: list[int], most: int) -> int:
     """The most tokens of a prompt's completion: `most`, or the prompt's own limit if that is lower."""
     return min(most, getattr(prompt, "max_new_tokens", most))
+
+
+def seed_of(prompt: list[int]) -> int | None:
+    """The prompt's own random seed, if it has one."""
+    return getattr(prompt, "seed", None)
 
 
 @dataclass(frozen=True, slots=True)

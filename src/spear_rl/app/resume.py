@@ -24,7 +24,7 @@ _END = "# end of settings, written by spear "
 """Followed by the verb; a file without this line was cut off."""
 
 FIXED = (
-    "run.seed", "task.env", "task.options", "engine.name", "engine.model", "engine.revision",
+    "run.seed", "task.env", "task.agent", "task.options", "engine.name", "engine.model", "engine.revision",
     "engine.lora_rank", "engine.lora_targets", "rollout.layout", "rollout.detail", "rollout.history",
     "rollout.thinking", "algorithm.name",
     "algorithm.imitation.enabled", "algorithm.imitation.profile", "algorithm.imitation.per_family",

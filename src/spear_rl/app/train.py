@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from spear_rl.app.build.cautions import RewardWatch, cautions
-from spear_rl.app.build.rollout import Player, eval_sampling_of, tasks_of
+from spear_rl.app.build.rollout import Player, counted, episodes_in, eval_sampling_of, tasks_of
 from spear_rl.app.build.training import algorithm_of, engine_of, policy_in_folder
 from spear_rl.app.build.warnings import RunWatch
 from spear_rl.app.config import Config, resolved
@@ -32,7 +32,7 @@ from spear_rl.rollout.env import Task
 from spear_rl.settings.fields import flat
 from spear_rl.train.callbacks import WARNINGS, Callback, Event
 from spear_rl.train.checkpoint import COLD_START, MANIFEST, checked_manifest, remove_leftovers, write_folder
-from spear_rl.train.cold_start import ColdStart, warmup_then_cosine
+from spear_rl.train.cold_start import ColdStart, seed_replay, warmup_then_cosine
 from spear_rl.train.critic import critic_engine
 from spear_rl.train.episode_files import BUFFER, DRAWS, EVALUATIONS, TRAJECTORIES, remove_later, write_evaluation
 from spear_rl.train.evaluate import Evaluation, evaluation, merged
@@ -77,7 +77,7 @@ def train_from(config: Config, callbacks: Sequence[Callback] = (), *, stop: Stop
     Returns:
         The summary, which is also in run.dir/summary.json.
     """
-    config, stop = resolved(config), stop or Stop()
+    config, stop = counted(resolved(config)), stop or Stop()
     config.run.resume = resumes(config)
     run_dir = Path(config.run.dir)
     settings, algorithm = settings_text(config, "train"), algorithm_of(config)
@@ -170,6 +170,8 @@ def _prepare(config: Config, trainer: Trainer, checkpoint: Path | None) -> None:
         engine.set_reference(policy_in_folder(config, reference))
     if checkpoint is not None:
         trainer.restore(checkpoint)
+    elif (imitation := trainer.algorithm.imitation) and (path := config.algorithm.imitation.from_):
+        seed_replay(imitation, episodes_in(config, path, engine.tokenizer, key="algorithm.imitation.from"), engine)
 
 
 def sft_from(config: Config, callbacks: Sequence[Callback] = (), *, stop: Stop | None = None) -> dict[str, Any]:
@@ -178,10 +180,12 @@ def sft_from(config: Config, callbacks: Sequence[Callback] = (), *, stop: Stop |
     Args:
         stop: as for `train_from`; the last whole update is saved.
     """
-    config, stop = resolved(config), stop or Stop()
+    config, stop = counted(resolved(config)), stop or Stop()
     config.run.resume = resumes(config)
     if not config.sft.episodes:
-        raise ConfigError("sft.episodes is 0: say how many expert episodes to learn from, e.g. sft.episodes=256")
+        raise ConfigError(
+            "sft.episodes is 0: say how many expert episodes to learn from, e.g. sft.episodes=256, or sft.from"
+        )
     run_dir = Path(config.run.dir)
     settings, trackers = settings_text(config, "sft"), Trackers(config.run.trackers, callbacks)
     with locked(run_dir), trackers.tracking():

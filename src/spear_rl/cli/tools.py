@@ -2,7 +2,6 @@
 
 import contextlib
 import inspect
-from functools import partial
 from typing import Annotated
 
 import typer
@@ -22,7 +21,6 @@ from spear_rl.cli.shared import (
 )
 from spear_rl.errors import ConfigError
 from spear_rl.io.escaping import indented
-from spear_rl.rollout.env import TasksFn
 from spear_rl.settings.names import ALGORITHM_NAMES
 from spear_rl.train.trackers import TRACKERS
 
@@ -67,17 +65,11 @@ def check_env(
 
     Example: spear check-env my_game:tasks level=3
     """
-    from spear_rl.envs import ENVIRONMENTS
-    from spear_rl.rollout.workers.other_venv import tasks_from_other_venv
-    from spear_rl.testing import Timing, check_tasks, loaded_tasks, notes_on
+    from spear_rl.envs import tasks_fn
+    from spear_rl.testing import Timing, check_tasks, notes_on
 
-    settings = task_options(options)
-    if python:
-        tasks_fn: TasksFn = partial(tasks_from_other_venv, python=python, name=env)
-    else:
-        tasks_fn = ENVIRONMENTS[env] if env in ENVIRONMENTS else loaded_tasks(env)
-    timing = Timing()
-    faults = check_tasks(tasks_fn, options=settings, num_tasks=tasks, timing=timing)
+    settings, timing = task_options(options), Timing()
+    faults = check_tasks(tasks_fn(env, python=python), options=settings, num_tasks=tasks, timing=timing)
     for fault in faults:
         console.print(f"- {indented(fault)}", soft_wrap=True)
     for note in notes_on(timing):
@@ -140,13 +132,14 @@ def list_() -> None:
     """Presets, algorithms, environments, built-in models and trackers."""
     from spear_rl.engines.models.tiny import FROM_SCRATCH
     from spear_rl.envs import ENVIRONMENTS
+    from spear_rl.envs.adapters import ADAPTERS
 
     table = Table("what", Column("names", overflow="fold"), show_lines=True)
     table.add_row(
         "presets", "\n".join(f"{name}: {text.splitlines()[0].lstrip('# ')}" for name, text in presets().items())
     )
     table.add_row("algorithms", ", ".join([*ALGORITHM_NAMES, "or your own: package.module:function"]))
-    table.add_row("environments", ", ".join(ENVIRONMENTS))
+    table.add_row("environments", ", ".join([*ENVIRONMENTS, *(f"{prefix}:ID" for prefix in ADAPTERS)]))
     table.add_row("models", ", ".join([*FROM_SCRATCH, "smollm2", "or any transformers folder"]))
     table.add_row("trackers", ", ".join([*TRACKERS, "or your own: package.module:function"]))
     console.print(table)

@@ -308,7 +308,7 @@ class NativeGenerator:
         self, decoder: Decoder | VisionDecoder, slots: SlotDecoder | None, sampling: Sampling, *, device: torch.device,
         seed: int, stream_seed: int,
     ) -> None:  # fmt: skip
-        self._decoder, self._slots, self._sampling = decoder, slots, sampling
+        self._decoder, self._slots, self.sampling = decoder, slots, sampling
         self.random, self.num_streams = torch.Generator(device).manual_seed(seed), 0
         self._stream_seed = stream_seed
 
@@ -316,7 +316,7 @@ class NativeGenerator:
         if self._slots is not None:
             return drained(self.stream(), prompts)
         try:
-            return self._decoder.completions(prompts, self._sampling, self.random)
+            return self._decoder.completions(prompts, self.sampling, self.random)
         except OUT_OF_MEMORY as error:
             raise_shortage(error, "generating", "lower rollout.num_tasks or rollout.group_size, or rollout.max_context")
             raise
@@ -326,7 +326,7 @@ class NativeGenerator:
         if self._slots is None:
             return Lockstep(self)
         self.num_streams += 1
-        return self._slots.stream(self._sampling, seed=self._stream_seed + self.num_streams)
+        return self._slots.stream(self.sampling, seed=self._stream_seed + self.num_streams)
 
     def evaluation_generator(self, sampling: Sampling, *, seed: int) -> NativeGenerator:
         """A generator with its own sampling and random stream."""

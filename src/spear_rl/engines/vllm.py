@@ -27,7 +27,7 @@ from torch import Tensor
 from spear_rl.engines.models.lora import merged_weights
 from spear_rl.errors import ConfigError, MissingExtraError
 from spear_rl.rollout.generator import Sampling
-from spear_rl.types import Completion, limit_of
+from spear_rl.types import Completion, limit_of, seed_of
 
 NamedWeights = Iterable[tuple[str, Tensor]]
 """Under the names of the transformers model."""
@@ -115,7 +115,10 @@ class VLLMGenerator:
         seed = self._seed * 1_000_003 + self._num_calls
         inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         params = [
-            self._params(seed * 65_537 + n, limit_of(prompt, self.sampling.max_new_tokens))
+            self._params(
+                seed * 65_537 + n if (own := seed_of(prompt)) is None else own,
+                limit_of(prompt, self.sampling.max_new_tokens),
+            )
             for n, prompt in enumerate(prompts)
         ]
         with _random_state_kept():

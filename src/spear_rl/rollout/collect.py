@@ -181,7 +181,7 @@ class _Episode:
         That is without thoughts, unless the task asks for them.
         """
         if self.tokens_left is not None:
-            completion = _cut(completion, self.tokens_left)
+            completion = cut(completion, self.tokens_left)
             self.tokens_left -= len(completion.token_ids)
         self.completion, self.text = completion, renderer.parse(completion.token_ids)
         is_asked_for = "<think" in self.task.instructions + self.task.answer_format
@@ -279,7 +279,7 @@ def strayed(group: Sequence[_Episode]) -> dict[str, str]:
     return {"strayed": str(count)} if count else {}
 
 
-def _cut(completion: Completion, most: int) -> Completion:
+def cut(completion: Completion, most: int) -> Completion:
     """The first `most` tokens of a completion, truncated if it has more."""
     if len(completion.token_ids) <= most:
         return completion

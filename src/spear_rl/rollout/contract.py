@@ -247,6 +247,7 @@ _TASK: dict[str, tuple[_Convert, str]] = {
     "demonstrate": (_or_none(_require(callable)), "a function or None"),
     "instructions_role": (_require(lambda role: role in ("user", "system")), "user or system"),
     "unfinished_reward": (_number, _FINITE),
+    "data": (lambda value: dict(_require(lambda data: isinstance(data, Mapping))(value)), "a dict"),
 }
 assert [*_OBSERVATION] == [field.name for field in fields(Observation)]
 assert [*_RESULT] == [field.name for field in fields(StepResult)]

@@ -1,8 +1,8 @@
 """The environment protocol: text in, text and images out; no tokens, no tensors."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from spear_rl.types import Metrics
 
@@ -72,6 +72,8 @@ class Task:
     """The role of the instructions: before the first observation in the user's message, or as a system message."""
     unfinished_reward: float = 0.0
     """Added to the last turn of an episode cut off by a limit: if a wrong answer costs, no answer must cost as much."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """What an agent (task.agent) is told of the task, e.g. a line of a file of tasks; environments ignore it."""
 
 
 TasksFn = Callable[..., Sequence[Task]]

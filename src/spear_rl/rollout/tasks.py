@@ -1,14 +1,17 @@
-"""Load a tasks function by name, `package.module:function`, and check the panel that it returns."""
+"""Tasks by name: of a function, `package.module:function`, whose panel is checked, or of a file of JSON lines."""
 
+import json
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from spear_rl.errors import ConfigError, UserError
-from spear_rl.io.escaping import in_words
+from spear_rl.io.escaping import clipped, in_words
 from spear_rl.io.files import same_folder
 from spear_rl.rollout.contract import ContractError, checked_task, described
-from spear_rl.rollout.env import Task, TasksFn
+from spear_rl.rollout.env import Environment, Task, TasksFn
 from spear_rl.settings.names import loaded
 
 
@@ -36,6 +39,38 @@ def panel_of(tasks: TasksFn, split: str, **options: Any) -> Sequence[Task]:
         if count > 1:
             raise ContractError(f"tasks({split!r}) returned the task id {described(task_id)} {count} times")
     return checked
+
+
+def tasks_in_file(path: str, split: str) -> tuple[Task, ...]:
+    """The tasks of a split in a file for agents: one JSON object per line, which the agent gets as `task.data`.
+
+    `split` is train where a line does not say; `id`, by default the number of the line, and `family` are optional.
+    """
+    try:
+        lines = Path(path).read_text("utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"task.env: {path} cannot be read: {in_words(error)}") from error
+    tasks, ids = [], dict[str, int]()
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            data = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"task.env: {path}, line {number} is not valid JSON: {in_words(error)}") from error
+        if not isinstance(data, dict):
+            raise ConfigError(f"task.env: {path}, line {number} is no JSON object")
+        own = str(data.get("id", f"line {number}"))
+        if own in ids:
+            raise ConfigError(f"task.env: {path}, line {number} has the id of line {ids[own]}: {clipped(own, 100)}")
+        ids[own] = number
+        if data.get("split", "train") == split:
+            tasks.append(Task(own, partial(_without_environment, path), str(data.get("family", "")), data=data))
+    return tuple(tasks)
+
+
+def _without_environment(path: str) -> Environment:
+    raise ConfigError(f"task.env: {path} has tasks for an agent: set task.agent=package.module:function")
 
 
 class _LazyPanel(Sequence[Task]):

@@ -8,6 +8,7 @@ import ast
 import functools
 import inspect
 import json
+import keyword
 import math
 import re
 import tomllib
@@ -45,7 +46,7 @@ def update(section: Any, table: Mapping[str, Any], path: str = "", *, root: Any 
     """Write `table` into the dataclass `section`, refusing unknown keys, wrong types and what is out of range."""
     hints = _hints(type(section))
     for name, value in table.items():
-        key = f"{path}.{name}" if path else name
+        key, name = f"{path}.{name}" if path else name, attribute(name)
         if name not in hints:
             while isinstance(value, Mapping) and value:
                 inner, value = next(iter(value.items()))
@@ -61,6 +62,11 @@ def update(section: Any, table: Mapping[str, Any], path: str = "", *, root: Any 
             current.update(_plain(value, key))
         else:
             setattr(section, name, checked(value, hints[name], key, partial(choices, type(section), name)))
+
+
+def attribute(name: str) -> str:
+    """The field of a setting: a setting that is a word of Python, as `from`, ends with an underscore there."""
+    return f"{name}_" if keyword.iskeyword(name) else name
 
 
 def meant(key: str, known: Sequence[str]) -> str:
@@ -92,7 +98,8 @@ def override(config: Any, settings: Sequence[str]) -> None:
 def check_fields(section: Any, path: str = "") -> None:
     """Check every field against its annotation, as reading it does: for a config made in Python."""
     for name, hint in _hints(type(section)).items():
-        key, value = f"{path}.{name}" if path else name, getattr(section, name)
+        own = name.removesuffix("_")
+        key, value = f"{path}.{own}" if path else own, getattr(section, name)
         if is_dataclass(hint):
             if not isinstance(value, typing.cast(type, hint)):
                 raise ConfigError(f"{key} is a section, a {typing.cast(type, hint).__name__}; got {shown(value)}")
@@ -118,7 +125,8 @@ def to_toml(config: Any, *, comments: bool = False) -> str:
                 limits = described(_hints(kind)[name])
                 lines.append(f"# {meaning}" + (f" ({limits})" if limits else ""))
                 lines += [f"#   {line}" for line in per_choice]
-            lines.append(f"# {name} =" if value is None else f"{name} = {toml_value(value)}")
+            own = name.removesuffix("_")
+            lines.append(f"# {own} =" if value is None else f"{own} = {toml_value(value)}")
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
@@ -146,7 +154,7 @@ def documentation(section: type) -> dict[str, str]:
 def flat(config: Any) -> dict[str, Any]:
     """Dotted key -> value, of every setting."""
     return {
-        f"{path}.{entry.name}": getattr(section, entry.name)
+        f"{path}.{entry.name.removesuffix('_')}": getattr(section, entry.name)
         for path, section in sections(config)
         for entry in fields(section)
         if not is_dataclass(getattr(section, entry.name))
@@ -166,7 +174,7 @@ def value_of(config: Any, key: str) -> Any:
     """The value at a dotted path."""
     value: Any = config
     for part in key.split("."):
-        value = getattr(value, part)
+        value = getattr(value, attribute(part))
     return value
 
 
@@ -212,7 +220,7 @@ def _hint_at(config: Any, path: list[str]) -> Any:
     """The annotation of the field at a path; None if there is no such field."""
     hint: Any = type(config)
     for name in path:
-        hint = _hints(typing.cast(type, hint)).get(name) if is_dataclass(hint) else None
+        hint = _hints(typing.cast(type, hint)).get(attribute(name)) if is_dataclass(hint) else None
     return None if is_dataclass(hint) else hint
 
 
@@ -255,4 +263,4 @@ def toml_value(value: Any) -> str:
 
 
 def _all_keys(root: Any) -> list[str]:
-    return [f"{path}.{name}" for path, section in sections(root) for name in _hints(type(section))]
+    return [f"{path}.{name.removesuffix('_')}" for path, section in sections(root) for name in _hints(type(section))]

@@ -129,6 +129,8 @@ def checked(value: Any, hint: Any, key: str, helps: Callable[[], dict[str, str]]
     """
     base, limits = _parts(hint)
     origin, arguments = typing.get_origin(base), typing.get_args(base)
+    if base is Any:  # keywords that are passed on
+        return value
     if origin in (typing.Union, types.UnionType):
         words = [word for a in arguments if typing.get_origin(a) is Literal for word in typing.get_args(a)]
         if isinstance(value, str) and value in words:

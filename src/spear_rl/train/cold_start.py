@@ -4,20 +4,24 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from spear_rl.algorithms.base import SelfImitation
 from spear_rl.engines.base import Term, TrainableEngine
 from spear_rl.functional.losses import LossInputs, LossOutput, token_mean
 from spear_rl.io.signals import Stop, Stopped
+from spear_rl.replay.buffer import Remembered, unfit_reason
+from spear_rl.rollout.agents.records import Recorded
 from spear_rl.train.checkpoint import load_state, save_checkpoint
 from spear_rl.train.evaluate import Evaluation
+from spear_rl.train.sampling_correction import corrected
 from spear_rl.train.step import collate
 from spear_rl.train.stored_state import restoring
-from spear_rl.types import Metrics, Trajectory
+from spear_rl.types import Group, Metrics, Trajectory
 
 METRICS = {
     "sft/loss": "Minus the mean log-probability of the expert's tokens of this update of the cold start.",
@@ -75,6 +79,28 @@ def cold_start(
         on_update(number + 1, total, metrics)
     engine.sync()
     return metrics
+
+
+def seed_replay(imitation: SelfImitation, found: Sequence[Recorded], engine: TrainableEngine) -> None:
+    """Put the won episodes of a file into the buffer, as if they were played at step 0.
+
+    Those without log-probabilities get the policy's, so that their ratios start at 1.
+    """
+    won = [recorded for recorded in found if recorded.trajectory.success]
+    unknown = [recorded.trajectory for recorded in won if not recorded.has_logprobs]
+    [scored] = corrected([Group("", unknown)], engine, cap=1.0)
+    now = iter(scored.trajectories)
+    kept = []
+    for recorded in won:
+        t = recorded.trajectory
+        if not recorded.has_logprobs:
+            turns = [replace(turn, completion=replace(turn.completion, weights=None)) for turn in next(now).turns]
+            t = replace(t, turns=turns)
+        dropped = [unfit_reason(turn) if imitation.skip_invalid else "" for turn in t.turns]
+        count = len(t.turns)
+        kept.append(Remembered(t, [1.0] * count, dropped, [0.0] * count, recorded.family, recorded.task))
+    size_of = (lambda r: r.dropped.count("")) if imitation.unit == "turns" else (lambda r: 1)
+    imitation.buffer.add(((r, r.trajectory.reward) for r in kept if not all(r.dropped)), 0, size_of=size_of)
 
 
 @dataclass

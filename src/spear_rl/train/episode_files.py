@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from spear_rl.io.files import writing
 from spear_rl.io.jsonl import append_row, read_rows
+from spear_rl.rollout.agents.records import EPISODES
 from spear_rl.types import Group, Trajectory
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ def draws_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def remove_later(run_dir: Path, step: int, *, eval_step: int) -> None:
     """Delete the episodes of steps that a resumed run takes again, as other settings may dump other steps."""
-    for folder, first in ((TRAJECTORIES, step), (EVALUATIONS, eval_step)):
+    for folder, first in ((TRAJECTORIES, step), (EPISODES, step), (EVALUATIONS, eval_step)):
         for path in (run_dir / folder).glob("*.jsonl"):
             named = re.fullmatch(r"(?:step|replayed|also_[\w.-]+_step)_(\d{6,18})\.jsonl", path.name)
             if named and int(named[1]) >= first and path.is_file():

@@ -1,17 +1,22 @@
 """From a configuration to the parts of a rollout: tasks, environments, sampling. Never imports torch."""
 
 import inspect
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
 from spear_rl.app.config import Config, require_env
-from spear_rl.envs import ENVIRONMENTS
+from spear_rl.envs import tasks_fn
 from spear_rl.errors import ConfigError, OptionError, UserError
 from spear_rl.io.escaping import clipped
 from spear_rl.io.files import same_folder
+from spear_rl.rollout.agents.collect import AgentRunner
+from spear_rl.rollout.agents.records import EPISODES, Recorded, num_records, read_records, texts_in, write_records
+from spear_rl.rollout.agents.rendering import AgentRenderer, require_text
 from spear_rl.rollout.choice import TaskChoice
 from spear_rl.rollout.collect import Rollouts, collect_within, demonstration, report_failures
 from spear_rl.rollout.contract import ContractError, with_location
@@ -19,8 +24,7 @@ from spear_rl.rollout.env import StepResult, Task, TasksFn
 from spear_rl.rollout.generator import Generator, Sampling
 from spear_rl.rollout.rendering.images import VisionRenderer
 from spear_rl.rollout.rendering.renderer import LAYOUTS, ChatRenderer, Layout, Renderer
-from spear_rl.rollout.tasks import loaded_tasks, panel_of
-from spear_rl.rollout.workers.other_venv import tasks_from_other_venv
+from spear_rl.rollout.tasks import panel_of, tasks_in_file
 from spear_rl.rollout.workers.pool import Pool
 from spear_rl.rollout.workers.progress import ProgressRunner, Tally
 from spear_rl.rollout.workers.runner import EnvRunner, Failure, InProcess, expert_actions
@@ -60,23 +64,21 @@ def tasks_of(config: Config, split: str, *, count: int | None = None, key: str =
 def _tasks_fn(config: Config) -> TasksFn:
     """The environment's `tasks` function, after checking the names of its options.
 
-    Ours by name, a user's by `package.module:function`; with task.python it runs in that virtual environment, which
-    checks the options.
+    With task.python it runs in that virtual environment, which checks the options.
     """
     name, python = config.task.env, config.task.python
     require_env(config)
-    if name not in ENVIRONMENTS and ":" not in name:
-        choices = f"{', '.join(ENVIRONMENTS)}, or your own as package.module:function"
-        raise ConfigError(f"task.env: there is no environment {name!r}; there are: {choices}")
+    if name.endswith(".jsonl"):
+        return partial(tasks_in_file, name)
+    tasks = tasks_fn(name, python=python)
     if python:
-        ours = ENVIRONMENTS.get(name)
-        return partial(tasks_from_other_venv, python=python, name=f"{ours.__module__}:tasks" if ours else name)
-    tasks = ENVIRONMENTS[name] if name in ENVIRONMENTS else loaded_tasks(name)
+        return tasks
     try:
         parameters = inspect.signature(tasks).parameters.values()
     except (ValueError, TypeError):
         return tasks
-    known = [p.name for p in parameters if p.name != "split"]
+    given = {"split", *(tasks.keywords if isinstance(tasks, partial) else ())}
+    known = [p.name for p in parameters if p.name not in given]
     for option in config.task.options if all(p.kind is not p.VAR_KEYWORD for p in parameters) else ():
         if option not in known:
             raise ConfigError(f"task.options.{option}: {name} has no such option; it has: {', '.join(known)}")
@@ -86,7 +88,7 @@ def _tasks_fn(config: Config) -> TasksFn:
 def runner_of(config: Config) -> Pool | InProcess:
     """The runner of the environments: a pool of workers, or this process."""
     rollout = config.rollout
-    if not rollout.workers:
+    if not rollout.workers or config.task.agent:
         return InProcess()
     python = os.path.abspath(config.task.python) if config.task.python else None
     return Pool(num_workers=rollout.workers, python=python, step_timeout=rollout.step_timeout)
@@ -94,7 +96,10 @@ def runner_of(config: Config) -> Pool | InProcess:
 
 def expert_texts(config: Config, *, num_episodes: int = 400, num_parallel: int = 16) -> list[str]:
     """Observations and actions of expert episodes of the training panel: the corpus of a tokenizer from scratch."""
+    told = texts_in(config.sft.from_, key="sft.from") if config.sft.from_ else []
     tasks = tasks_of(config, "train")[:num_episodes]
+    if config.task.env.endswith(".jsonl"):
+        return told + [json.dumps(dict(task.data)) for task in tasks]
     texts: list[list[str]] = [[] for _ in tasks]
     errors: list[BaseException | None] = [None] * len(tasks)
     runner = runner_of(config)
@@ -109,7 +114,7 @@ def expert_texts(config: Config, *, num_episodes: int = 400, num_parallel: int =
         report_failures(failed, num_episodes=len(tasks))
     if config.rollout.detail == "full":
         texts = [[*episode, task.instructions] for episode, task in zip(texts, tasks, strict=True)]
-    return [text for episode in texts for text in episode]
+    return told + [text for episode in texts for text in episode]
 
 
 def _play_experts(
@@ -161,9 +166,10 @@ class Player:
         limits = config.rollout if renderer is None else None
         self.max_context = limits.max_context if limits else None
         self._max_response_tokens = limits.max_response_tokens or None if limits else None
-        self._runner = runner_of(config)
+        self._runner, self._tokenizer = runner_of(config), tokenizer
         self.envs: EnvRunner = self._runner
         self.layout = layout_of(config)
+        self._agents = None if renderer or not config.task.agent else agents_of(config, tokenizer, processor)
         self.answer: Callable[[Task, str], str] | None = None
         """What a watched environment is given of an answer; by default all of it."""
 
@@ -173,6 +179,8 @@ class Player:
     def __exit__(self, *_: object) -> None:
         if isinstance(self._runner, Pool):
             self._runner.shut()
+        if self._agents is not None:
+            self._agents.close()
 
     def watched(self, num_episodes: int, notice: Callable[[Tally], None] | None = None) -> ProgressRunner:
         """Report progress for the next `num_episodes` episodes."""
@@ -194,23 +202,34 @@ class Player:
         rollout, seed = self._config.rollout, self._config.run.seed
         play = self._collect(generator, rollout.group_size)
         collect = (lambda tasks, **settings: corrected(play(tasks, **settings))) if corrected else play
+        if self._agents is not None:
+            collect = partial(self._recorded, collect)
         return Rollouts(collect, tasks, num_tasks=rollout.num_tasks, seed=seed, choice=choice_of(self._config, tasks))
 
+    def _recorded(self, collect: Callable[..., list[Group]], tasks: Sequence[Task], *, step: int) -> list[Group]:
+        """What agents played, whose exact tokens are kept as often as episodes are dumped."""
+        groups, run = collect(tasks, step=step), self._config.run
+        if run.trajectories_every and step % run.trajectories_every == 0:
+            write_records(Path(run.dir) / EPISODES / f"step_{step:06d}.jsonl", groups)
+        return groups
+
     def _collect(self, generator: Generator, group_size: int, max_turns: int = 0) -> Callable[..., list[Group]]:
-        return partial(
-            collect_within,
-            group_size=group_size,
-            generator=generator,
-            renderer=self.renderer,
-            max_turns=max_turns or self._config.rollout.max_turns,
-            layout=self.layout,
-            max_context=self.max_context,
-            max_response_tokens=self._max_response_tokens,
-            envs=self.envs,
-        )
+        limits: dict[str, Any] = {
+            "group_size": group_size,
+            "generator": generator,
+            "max_turns": max_turns or self._config.rollout.max_turns,
+            "max_context": self.max_context,
+            "max_response_tokens": self._max_response_tokens,
+        }
+        if self._agents is not None:
+            return partial(self._agents.collect, **limits)
+        return partial(collect_within, renderer=self.renderer, layout=self.layout, envs=self.envs, **limits)
 
     def demonstrations(self, tasks: Sequence[Task], count: int) -> list[Trajectory]:
-        """`count` expert episodes over `tasks`, repeated as needed with other seeds."""
+        """`count` expert episodes over `tasks`, repeated as needed with other seeds; or the won ones of sft.from."""
+        if self._config.sft.from_:
+            found = episodes_in(self._config, self._config.sft.from_, self._tokenizer, key="sft.from", count=count)
+            return [recorded.trajectory for recorded in found]
         return [
             demonstration(
                 tasks[number % len(tasks)],
@@ -222,6 +241,36 @@ class Player:
             )
             for number in range(count)
         ]
+
+
+def agents_of(config: Config, tokenizer: Any, processor: Any) -> AgentRunner:
+    """The runner of task.agent."""
+    require_text(processor)
+    rollout, python = config.rollout, config.task.python
+    return AgentRunner(
+        config.task.agent,
+        AgentRenderer(tokenizer, thinking=rollout.thinking),
+        num_parallel=rollout.workers or 64,
+        timeout=rollout.step_timeout,
+        python=os.path.abspath(python) if python else None,
+        seed=config.run.seed,
+    )
+
+
+def counted(config: Config) -> Config:
+    """The config with the number of episodes in sft.from, where sft.episodes does not say how many to take."""
+    if config.sft.from_ and not config.sft.episodes:
+        config.sft.episodes = num_records(config.sft.from_, key="sft.from")
+    return config
+
+
+def episodes_in(config: Config, path: str, tokenizer: Any, *, key: str, count: int | None = None) -> list[Recorded]:
+    """Those of the first `count` episodes of a file, or of all, that succeeded; `key` names the setting."""
+    found = read_records(path, AgentRenderer(tokenizer, thinking=config.rollout.thinking), key=key, count=count)
+    won = [recorded for recorded in found if recorded.trajectory.success]
+    if not won:
+        raise ConfigError(f"{key}: none of the first {len(found)} episodes of {path} succeeded")
+    return won
 
 
 def choice_of(config: Config, tasks: Sequence[Task]) -> TaskChoice | None:

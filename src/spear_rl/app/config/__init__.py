@@ -92,6 +92,8 @@ def check(config: Config) -> None:
     if played > 65_536:
         product = "rollout.num_tasks times rollout.group_size"
         raise ConfigError(f"{product} must be at most 65,536 episodes (it is {played:,})")
+    if config.task.agent and rollout.restart_share:
+        raise ConfigError("rollout.restart_share: an agent cannot begin within an earlier win; set it to 0")
     if 0 < greedy < 0.001:
         raise ConfigError(f"eval.temperature must be 0 for the likeliest token, or 0.001 or more (it is {greedy})")
     if every and not evaluation.tasks:

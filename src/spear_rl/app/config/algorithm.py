@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from spear_rl.replay.buffer import PRIORITIES
-from spear_rl.settings.ranges import Length, Name, OneOf, Range, Share, Steps, Weight
+from spear_rl.settings.ranges import FilePath, Length, Name, OneOf, Range, Share, Steps, Weight
 
 
 @dataclass
@@ -37,6 +37,8 @@ class ImitationConfig:
     """Values of what is set nowhere: of this section, algorithm.bonus and algorithm.entropy_floor.
     paper: as published, with every switch beyond the paper off
     spear: ours; docs/better_spear.md says what it sets"""
+    from_: Annotated[str, FilePath(may_be_empty=True)] = ""
+    """A .jsonl file, as sft.from, whose won episodes are in the buffer from the start; they age from step 0."""
     weight: Annotated[float, Weight] = 1.0
     """c, what gamma(t) grows to."""
     warm_steps: Annotated[int, Steps] = 0

@@ -39,11 +39,13 @@ class Task:
     """What to play."""
 
     env: Annotated[str, Length(0, 256, "characters")] = "household"
-    """An environment by name (`spear list`), or your own: package.module:function; must be chosen if empty."""
+    """An environment by name (`spear list`), your own: package.module:function, or an agent's tasks: a .jsonl file."""
+    agent: Annotated[str, Length(0, 256, "characters")] = ""
+    """Your own agent, package.module:function, called with (task, base_url, api_key): plays the tasks if not empty."""
     options: dict[str, Any] = field(default_factory=dict)
     """The environment's own settings, e.g. task.options.level=easy."""
     python: Annotated[str, FilePath(may_be_empty=True)] = ""
-    """Interpreter of the virtual environment that the environment's packages are in; this one's if empty."""
+    """Interpreter of the virtual environment with the packages of the environment or agent; this one's if empty."""
 
 
 @dataclass
@@ -102,7 +104,7 @@ class Rollout:
     max_turns: Annotated[int, Turns] = 30
     """Turns after which an episode is cut off."""
     workers: Annotated[int, Range(0, 1024)] = 0
-    """Processes that environments run in; 0 runs them in this one, the fastest for steps below about 0.1 ms."""
+    """Processes that environments run in; 0 is this one, fastest below 0.1 ms a step. Agents at once; 0 is 64."""
     step_timeout: Annotated[float, Range(0.1, 86_400, unit="seconds")] = 60.0
     """Seconds a step may take in a worker before it counts as hung; making and resetting a game: five times that."""
     max_new_tokens: Annotated[int, Range(1, 1_048_576, unit="tokens")] = 64
@@ -175,7 +177,9 @@ class Sft:
     """The cold start: supervised learning on expert episodes before RL."""
 
     episodes: Annotated[int, Range(0, 100_000)] = 0
-    """Expert episodes; 0 is no cold start."""
+    """Expert episodes, or the first so many of sft.from; 0 is no cold start, or all of sft.from."""
+    from_: Annotated[str, FilePath(may_be_empty=True)] = ""
+    """A .jsonl file of episodes to learn from instead: as a run with an agent records them, or OpenAI chats."""
     epochs: Annotated[int, Range(1, 1000)] = 3
     """Passes over them."""
     batch_size: Annotated[int, Range(1, 65_536, unit="episodes")] = 16

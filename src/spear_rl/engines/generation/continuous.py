@@ -26,7 +26,7 @@ from spear_rl.engines.generation.sampling import chosen, uniforms
 from spear_rl.engines.memory import memory_guard
 from spear_rl.engines.packed.attention import CachedRows, Rows, attach_cache
 from spear_rl.rollout.generator import Sampling
-from spear_rl.types import Completion, limit_of
+from spear_rl.types import Completion, limit_of, seed_of
 
 DECODE_SIZES = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Rows of a captured decoding step; a smaller batch leaves some of them idle."""
@@ -315,7 +315,7 @@ class SlotStream:
                 break
             self._waiting.popleft()
             new.append(_Request(key, prompt, *taken))
-        seeds = torch.tensor([self._next_seed(r.key) for r in new], dtype=torch.int64)
+        seeds = torch.tensor([self._next_seed(r.key, seed_of(r.prompt)) for r in new], dtype=torch.int64)
         for request, uniform in zip(new, uniforms(seeds, most), strict=True):
             request.uniform = uniform
         for request, token, score in zip(new, *self._decoder.first_tokens(new, self._sampling), strict=True):
@@ -352,10 +352,11 @@ class SlotStream:
             self._decoder.slots.release(request.slot, [*request.prompt, *request.token_ids[:-1]])
             self._done.append((request.key, Completion(request.token_ids, request.logprobs, not has_ended)))
 
-    def _next_seed(self, key: int) -> int:
+    def _next_seed(self, key: int, own: int | None = None) -> int:
         turn = self._turns.get(key, 0)
         self._turns[key] = turn + 1
-        digest = hashlib.blake2b(f"{self._seed}/{key}/{turn}".encode(), digest_size=8).digest()
+        source = f"{self._seed}/{key}/{turn}" if own is None else f"own/{own}"
+        digest = hashlib.blake2b(source.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little", signed=True)
 
 

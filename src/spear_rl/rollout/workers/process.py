@@ -55,7 +55,7 @@ class WorkerProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
-                env=_environment(is_foreign=python is not None),
+                env=worker_environment(is_foreign=python is not None),
                 start_new_session=True,
                 bufsize=0,
             )
@@ -166,7 +166,7 @@ class WorkerProcess:
         self._log.close()
 
 
-def _environment(*, is_foreign: bool) -> dict[str, str]:
+def worker_environment(*, is_foreign: bool) -> dict[str, str]:
     """One thread per worker, as there is one worker per core; another interpreter gets no Python settings of ours."""
     variables = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} | os.environ
     dropped = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__") if is_foreign else ()

@@ -22,7 +22,8 @@ except ImportError:  # no such locks on this system
     fcntl = None  # type: ignore[assignment]
 
 State = Literal["absent", "begun", "finished"]
-_ANYWHERE = ("run.dir", "run.resume")
+_BOOKKEEPING = ("run.dir", "run.resume", "run.checkpoint_every", "run.trajectories_")
+"""Prefixes of settings that change nothing of what a report shows: a cell may have others than the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ class Progress:
 def check_folders(plan: Plan) -> None:
     """Refuse cells and cold starts that were run with other settings than the plan's: one line for each."""
     faults = [
-        _fault(cell.folder, cell.config, lambda key: key not in _ANYWHERE, cell_state(cell)) for cell in plan.cells
+        _fault(cell.folder, cell.config, lambda key: not key.startswith(_BOOKKEEPING), cell_state(cell))
+        for cell in plan.cells
     ]
     faults += [_fault(cold.folder, cold.config, is_cold, cold_state(cold)) for cold in plan.cold_starts]
     if found := [fault for fault in faults if fault]:

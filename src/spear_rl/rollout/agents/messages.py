@@ -1,0 +1,160 @@
+"""Messages and tool calls of the OpenAI chat format: read, checked, and told apart. Knows no tokens."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from spear_rl.rollout.rendering.renderer import Message
+
+ROLES = ("system", "user", "assistant", "tool")
+_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+
+TOOLS_HEADER = (
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nFunctions:\n<tools>\n{tools}\n"
+    "</tools>\n\nFor each function call, return a JSON object with its name and arguments within tool_call tags:\n"
+    '<tool_call>\n{{"name": <function-name>, "arguments": <args-json-object>}}\n</tool_call>'
+)
+"""How tools are described to a model whose chat template does not describe them."""
+
+
+ReadCalls = Callable[[str, Sequence[Mapping[str, Any]]], tuple[str, list[dict[str, Any]], bool]]
+"""Answer and tools in; out: its text without the calls, the calls, and whether some could not be read."""
+
+
+class MalformedError(ValueError):
+    """A conversation is not in the OpenAI chat format; its text says why in one sentence."""
+
+
+def checked_messages(value: object) -> list[Message]:
+    """The messages of a request as chat templates read them: `role`, `content`, and `tool_calls` of an assistant."""
+    if not isinstance(value, list) or not value:
+        raise MalformedError("messages must be a list with at least one message")
+    return [_message(message, f"messages[{number}]") for number, message in enumerate(value)]
+
+
+def _message(value: object, where: str) -> Message:
+    if not isinstance(value, Mapping):
+        raise MalformedError(f"{where} is no object with role and content")
+    role = "system" if value.get("role") == "developer" else value.get("role")
+    if role not in ROLES:
+        raise MalformedError(f"{where}.role must be one of {', '.join(ROLES)}")
+    message: Message = {"role": role, "content": _text(value.get("content"), f"{where}.content")}
+    if role == "assistant" and value.get("tool_calls"):
+        message["tool_calls"] = _calls(value["tool_calls"], f"{where}.tool_calls")
+    if role == "tool":
+        message |= {name: str(value[name]) for name in ("tool_call_id", "name") if value.get(name)}
+    return message
+
+
+def _text(value: object, where: str) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        parts = [part.get("text") if isinstance(part, Mapping) else part for part in value]
+        if not all(isinstance(part, str) for part in parts):
+            raise MalformedError(f"{where} has a part that is no text: this endpoint takes text only")
+        value = "\n".join(str(part) for part in parts)
+    if not isinstance(value, str):
+        raise MalformedError(f"{where} must be a text or a list of text parts")
+    return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _calls(value: object, where: str) -> list[dict[str, Any]]:
+    calls = []
+    for call in value if isinstance(value, list) else [None]:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise MalformedError(f"{where} must be a list of calls, each with a function and its name")
+        arguments = function.get("arguments") or {}
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except (ValueError, RecursionError):
+                arguments = {"arguments": arguments}
+        calls.append({"type": "function", "function": {"name": function["name"], "arguments": arguments}})
+        if isinstance(call, Mapping) and call.get("id"):
+            calls[-1]["id"] = str(call["id"])
+    return calls
+
+
+def checked_tools(value: object) -> list[dict[str, Any]]:
+    """The tools of a request; empty if it has none."""
+    if value is None:
+        return []
+    is_list = isinstance(value, list) and all(
+        isinstance(tool, Mapping)
+        and isinstance(tool.get("function"), Mapping)
+        and isinstance(tool["function"].get("name"), str)
+        for tool in value
+    )
+    if not is_list:
+        raise MalformedError("tools must be a list of objects, each with a function and its name")
+    return [dict(tool) for tool in value]  # type: ignore[attr-defined]
+
+
+def digests(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One per message: equal if the tools and all messages up to this one are.
+
+    Ids of tool calls, how their arguments are written as JSON, and white space around a text make no difference:
+    frameworks change them.
+    """
+    out, last = [], json.dumps(list(tools), sort_keys=True)
+    for message in messages:
+        calls = [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls", ())]
+        own = json.dumps([last, message["role"], message["content"].strip(), calls], sort_keys=True)
+        last = hashlib.blake2b(own.encode(), digest_size=16).hexdigest()
+        out.append(last)
+    return out
+
+
+def split_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, list[dict[str, Any]], bool]:
+    """Reads calls as Qwen, Hermes and many others write them (`ReadCalls`); those that cannot be read stay in the text.
+
+    `Hm. <tool_call>{"name": "f", "arguments": {}}</tool_call>` -> ("Hm.", [{"name": "f", "arguments": {}}], False)
+    """
+    calls: list[dict[str, Any]] = []
+
+    def taken(found: re.Match[str]) -> str:
+        try:
+            call = json.loads(found[1])
+            arguments = call.get("arguments", {}) if isinstance(call, dict) else None
+        except (ValueError, RecursionError):
+            return found[0]
+        if not isinstance(arguments, dict) or not isinstance(call.get("name"), str) or not call["name"]:
+            return found[0]
+        calls.append({"name": call["name"], "arguments": arguments})
+        return ""
+
+    rest = _CALL.sub(taken, text).strip()
+    return rest, calls, "<tool_call>" in rest
+
+
+def call_text(call: Mapping[str, Any]) -> str:
+    """A tool call as a policy writes it."""
+    function = call["function"]
+    body = json.dumps({"name": function["name"], "arguments": function["arguments"]}, ensure_ascii=False)
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
+def said(message: Message) -> str:
+    """All that a policy writes for a message: its text and its tool calls."""
+    return "\n".join(filter(None, [message["content"], *map(call_text, message.get("tool_calls", ()))]))
+
+
+def without_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """The same conversation in plain messages, for a chat template that knows neither tools nor their results."""
+    out: list[Message] = []
+    for message in messages:
+        if message["role"] == "tool":
+            out.append({"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"})
+        else:
+            out.append({"role": message["role"], "content": said(message)})
+    if tools:
+        header = TOOLS_HEADER.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+        if out[0]["role"] == "system":
+            out[0] = {"role": "system", "content": f"{out[0]['content']}\n\n{header}"}
+        else:
+            out.insert(0, {"role": "system", "content": header})
+    return out

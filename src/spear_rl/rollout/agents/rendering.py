@@ -1,0 +1,94 @@
+"""Conversations with tools in tokens: a whole one, and what follows the tokens that the policy wrote."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from secrets import token_hex
+from typing import Any
+
+from spear_rl.errors import ConfigError
+from spear_rl.rollout.agents.messages import ReadCalls, split_calls, without_tools
+from spear_rl.rollout.rendering.renderer import ChatRenderer, Message
+
+_ANSWER = f"\u2063{token_hex(8)}\u2063"
+"""Stands for the policy's message in a rendered conversation; nobody can write it."""
+_TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+Tools = Sequence[Mapping[str, Any]]
+
+
+class AgentRenderer(ChatRenderer):
+    """A chat renderer for conversations with tools.
+
+    The chat template shows tools, calls and results in its own format. A template that knows no tools gets them in
+    plain messages (`messages.without_tools`).
+
+    Args:
+        read_calls: reads the calls in an answer, as the model's family writes them.
+    """
+
+    def __init__(self, tokenizer: Any, *, thinking: bool | None = None, read_calls: ReadCalls = split_calls) -> None:
+        super().__init__(tokenizer, thinking=thinking)
+        self.read_calls = read_calls
+
+    def conversation(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
+        """A whole conversation, ready for the policy's next message."""
+        return self._encode(self._shown(messages, tools))
+
+    def continued(
+        self, prompt_ids: list[int], completion_ids: list[int], messages: Sequence[Message], tools: Tools = ()
+    ) -> list[int]:
+        """The prompt after the policy's completion and the `messages` that follow it, whose first part stays as it is.
+
+        With a ChatML template: prompt + completion + ids("\\n<|im_start|>user\\nHello<|im_end|>\\n..."), and for a
+        completion without its end token that comes first.
+        """
+        before: list[Message] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
+        after = self._shown([*before, *messages], tools).partition(_ANSWER)[2]
+        is_blank = after.lstrip(" ").startswith(str(self._tokenizer.eos_token))  # before the end token: not sampled
+        between = self._encode(after.lstrip(" ") if is_blank else after)
+        if completion_ids and between and completion_ids[-1] == between[0]:
+            between = between[1:]
+        return [*prompt_ids, *completion_ids, *between]
+
+    def decoded(self, token_ids: list[int]) -> str:
+        """As `parse`, with the white space around it."""
+        if self._hidden_tags:
+            token_ids = [token for token in token_ids if token not in self._hidden_tags]
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=not self._hidden_tags))
+
+    def text_pieces(self, token_ids: list[int]) -> list[str]:
+        """The text of each token, for a reader."""
+        return [str(self._tokenizer.decode([token])) for token in token_ids]
+
+    @property
+    def vocabulary_size(self) -> int:
+        return len(self._tokenizer)
+
+    def _shown(self, messages: Sequence[Message], tools: Tools) -> str:
+        if not self._knows_tools:
+            return self._text(without_tools(messages, tools))
+        if not tools and all(message["role"] != "tool" and "tool_calls" not in message for message in messages):
+            return self._text(messages)
+        with suppress(Exception):  # templates raise what they like
+            options = self._options | {"tools": list(tools) or None}
+            return str(self._templated.apply_chat_template(list(messages), **options))
+        return self._text(without_tools(messages, tools))
+
+    @cached_property
+    def _knows_tools(self) -> bool:
+        template = str(self._options.get("chat_template") or self._templated.chat_template or "")
+        return "tools" in template
+
+    @cached_property
+    def _hidden_tags(self) -> frozenset[int]:
+        """All special tokens but the tags of thoughts and tool calls; empty where those are plain tokens."""
+        added = getattr(self._tokenizer, "added_tokens_decoder", {})
+        special = {number: str(token) for number, token in added.items() if token.special}
+        tags = {number for number, text in special.items() if text in _TAGS}
+        return frozenset(special.keys() - tags) if tags else frozenset()
+
+
+def require_text(processor: object) -> None:
+    """Agents get text only."""
+    if processor is not None:
+        raise ConfigError("task.agent: agents are served text only: set engine.model to a model without vision")
