@@ -34,7 +34,7 @@ turns = st.builds(
         text,
         images=tuple(images),
     ),
-    tokens, tokens, texts, texts, st.floats(allow_nan=False, allow_infinity=False), texts, st.booleans(),
+    tokens, tokens, texts, texts, st.floats(-1e300, 1e300), texts, st.booleans(),
     st.sampled_from(["", "no_action"]), st.booleans(), st.lists(st.binary(max_size=9), max_size=2),
 )  # fmt: skip
 episodes = st.builds(
