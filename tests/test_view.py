@@ -238,7 +238,8 @@ def test_an_episode_page_says_what_became_of_it(address):
     assert "It entered the buffer at step 1 and left it at step 4" in text
     assert "It was drawn 1 time." in text
     assert re.search(r"<td>0.5</td><td>0.25</td>", text)
-    assert len(re.findall("of step 1", text)) == 4, "its siblings"
+    assert len(re.findall('aria-label="episode . of step 1"', text)) == 4, "its siblings"
+    assert re.findall(r'class="chip \w+"[^>]*>(\d)</a>', text) == ["0", "1", "2", "3"]
     assert "has not left it" in ask(address, url("/episode", run="a", step=5, episode=3))[1]
 
 

@@ -269,6 +269,7 @@ def shown_episode(
         turn["scene"] = None if turn["pictures"] else scene
     siblings = run.episodes.where(Filter(step=(step, step), group=episode["group"]))
     return episode | {
+        "run": run.name,
         "scene": end,
         "siblings": run.episodes.rows(siblings),
         "stored": run.stored(step, number),
