@@ -425,6 +425,8 @@ def test_every_switch_is_off_by_default_and_reaches_the_algorithm():
         "algorithm.imitation.weight=3",
     ]
     assert algorithm_of(load(None, by_success)).imitation.weight == BySuccess(0.0, 3.0, 0.2)
+    fading = ["algorithm.imitation.schedule=fading", *by_success[1:]]
+    assert algorithm_of(load(None, fading)).imitation.weight == BySuccess(3.0, 0.0, 0.2)
 
 
 @pytest.mark.parametrize(

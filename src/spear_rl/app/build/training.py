@@ -129,6 +129,7 @@ def _spear_options(config: Config, clip: CovarianceClip) -> dict[str, Any]:
     growing: dict[str, Schedule] = {
         "steps": cosine(0.0, imitation.weight, imitation.warm_steps),
         "success": BySuccess(0.0, imitation.weight, imitation.target),
+        "fading": BySuccess(imitation.weight, 0.0, imitation.target),
         "entropy": ByEntropy(imitation.weight, imitation.entropy_share),
     }
     return {

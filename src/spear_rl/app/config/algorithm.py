@@ -43,13 +43,14 @@ class ImitationConfig:
     """c, what gamma(t) grows to."""
     warm_steps: Annotated[int, Steps] = 0
     """T_warm of gamma(t); 0 is half of run.steps."""
-    schedule: Literal["steps", "success", "entropy"] = "steps"
+    schedule: Literal["steps", "success", "fading", "entropy"] = "steps"
     """What gamma(t) follows.
     steps: half a cosine from 0 to weight over warm_steps (the paper)
     success: weight * s / target, not above weight, with s the running success rate of training episodes
+    fading: weight * (1 - s / target), not below 0
     entropy: weight, less in proportion while the policy's entropy is below entropy_share of its first five steps'"""
     target: Annotated[float, Range(0, 1, "(]")] = 0.5
-    """schedule=success: the success rate at which gamma has its full weight."""
+    """schedule=success or fading: the success rate at which gamma has its full weight, or ends."""
     entropy_share: Annotated[float, Range(0, 1, "(]")] = 0.5
     """schedule=entropy: the share of the first entropy below which gamma falls."""
     fraction: Annotated[float, Range(0, 100)] = 0.25
