@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import random
@@ -20,7 +21,7 @@ from spear_rl.app.train import train_from
 from spear_rl.errors import DiskError
 from spear_rl.io.episodes import parts as parts_module
 from spear_rl.io.episodes.index import Episodes, Filter
-from spear_rl.io.episodes.parts import MERGED, EpisodeWriter, Part, parts_in, pieces_in, remove_later_steps
+from spear_rl.io.episodes.parts import INDEX, MERGED, EpisodeWriter, Part, parts_in, pieces_in, remove_later_steps
 from spear_rl.train.episode_files import write_trajectories
 from spear_rl.types import Completion, Group, Stop, Trajectory, Turn
 
@@ -33,7 +34,7 @@ turns = st.builds(
         text,
         images=tuple(images),
     ),
-    tokens, tokens, texts, texts, st.floats(allow_nan=False, allow_infinity=False), texts, st.booleans(),
+    tokens, tokens, texts, texts, st.floats(-1e300, 1e300), texts, st.booleans(),
     st.sampled_from(["", "no_action"]), st.booleans(), st.lists(st.binary(max_size=9), max_size=2),
 )  # fmt: skip
 episodes = st.builds(
@@ -156,13 +157,29 @@ def test_steps_are_merged_and_nothing_is_lost(tmp_path):
         assert_same(stored.episode(step, number), t)
 
 
+def test_the_index_of_a_merged_part_is_what_its_rows_say(tmp_path):
+    written(tmp_path, MERGED)
+    [part] = parts_in(tmp_path)
+    stored = opened(tmp_path)
+    assert INDEX in pq.read_metadata(part.path).metadata
+    rows = pq.read_table(part.path).replace_schema_metadata()
+    pq.write_table(rows, part.path)  # as versions without an index wrote it
+    assert INDEX not in pq.read_metadata(part.path).metadata
+    plain = opened(tmp_path)
+    assert plain.table.to_pylist() == stored.table.to_pylist() != []
+    for junk in (b"%%%", b"AAAA", base64.b64encode(b"PAR1 no parquet PAR1")):
+        with pq.ParquetWriter(part.path, rows.schema) as writer:
+            writer.add_key_value_metadata({INDEX: junk})
+        assert opened(tmp_path).faults
+
+
 def test_a_reader_sees_every_step_as_it_is_written_and_reads_no_part_twice(tmp_path, monkeypatch):
     stored, writer, rng, reads = opened(tmp_path), EpisodeWriter(tmp_path, 10**9), random.Random(0), []
     real = pq.ParquetFile
     for step in range(MERGED + 2):
         writer.write(step, played(step, rng))
         monkeypatch.setattr(
-            pq, "ParquetFile", lambda path, **options: (reads.append(Path(path).name), real(path, **options))[1]
+            pq, "ParquetFile", lambda path, **options: (reads.append(str(path)), real(path, **options))[1]
         )
         assert stored.refresh()
         assert not stored.refresh()

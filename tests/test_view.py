@@ -93,6 +93,8 @@ def test_the_list_has_every_run_and_nothing_else(address):
         {"Host": "evil.example"}, {"Host": "127.0.0.1.evil.example:80"}, {"Host": ""}, {"Host": "a@127.0.0.1"},
         {"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": "http://127.0.0.1:1"}, {"Origin": "file://"},
         {"Host": "localhost\\@evil.example"}, {"Origin": "http://localhost.evil.example"},
+        {"Host": "evil.example:8485"}, {"Host": "localhost:99999"}, {"Host": "localhost."}, {"Host": "2130706433"},
+        {"Origin": "http://["}, {"Origin": "http://127.0.0.1"}, {"Origin": "http://localhost:8485/x"}, {"Origin": ""},
     ],
     ids=str,
 )  # fmt: skip
@@ -227,7 +229,7 @@ def test_steps_that_cannot_be_read_are_named_and_all_are_shown(address, step):
     status, text, _ = ask(address, url("/episodes", run="a", step=step))
     assert status == 200
     assert "steps are written 40 or 30-50" in text
-    assert '<span id="total">48</span>' in text
+    assert '<span class="total">48</span>' in text
     assert ask(address, url("/groups", run="a", step=step))[0] == 200
 
 
@@ -236,7 +238,8 @@ def test_an_episode_page_says_what_became_of_it(address):
     assert "It entered the buffer at step 1 and left it at step 4" in text
     assert "It was drawn 1 time." in text
     assert re.search(r"<td>0.5</td><td>0.25</td>", text)
-    assert len(re.findall("of step 1", text)) == 4, "its siblings"
+    assert len(re.findall('aria-label="episode . of step 1"', text)) == 4, "its siblings"
+    assert re.findall(r'class="chip \w+"[^>]*>(\d)</a>', text) == ["0", "1", "2", "3"]
     assert "has not left it" in ask(address, url("/episode", run="a", step=5, episode=3))[1]
 
 
@@ -258,6 +261,47 @@ def test_episodes_of_evaluations_are_shown_apart(tmp_path):
         for link in links(text):
             assert ask(address, link)[0] == 200
         assert "t0" not in ask(address, url("/episodes", run="x"))[1]
+
+
+def test_runs_are_side_by_side_in_tables_too(address):
+    for path, what in (("/episodes", "episode"), ("/groups", "episodes of group"), ("/replays", "")):
+        text = ask(address, url(path, run=["a", "deep/b"], step="1"))[1]
+        parts = re.split(r'<section aria-label="(a|deep/b)">', text)[1:]
+        assert parts[::2] == ["a", "deep/b"]
+        for name, part in zip(parts[::2], parts[1::2], strict=True):
+            alone = ask(address, url(path, run=name, step="1"))[1]
+            pattern = rf'aria-label="({what} \d+ of step \d+)"' if what else 'class="origin" href="([^"]*)"'
+            assert re.findall(pattern, part) == re.findall(pattern, alone) != []
+    both = ask(address, url("/episodes", run=["a", "deep/b"]))[1]
+    [filters] = re.findall(r'<form class="filters".*?</form>', both, re.DOTALL)
+    assert re.findall('name="run" value="([^"]*)"', filters) == ["a", "deep/b"]
+    assert all(ask(address, link)[0] == 200 for link in set(links(both)))
+
+
+def test_evaluations_on_further_splits_are_shown_by_their_names(tmp_path):
+    run = LiveRun(tmp_path / "runs" / "x").write(2)
+    (run.folder / "evaluations").mkdir()
+    for prefix, task in (("", "main"), ("also_test_", "further"), ("also_un seen_", "no file of ours")):
+        episode = {"task": task, "success": True, "reward": 1.0, "stop": "done", "turns": []}
+        (run.folder / "evaluations" / f"{prefix}step_000002.jsonl").write_text(json.dumps(episode) + "\n")
+    also = {"test": {"success": 0.25, "low": 0.1, "high": 0.5}, "<b>": 7}
+    rows = [{"step": 0, "success": 0.5, "also": also}, {"step": 2, "success": 0.5, "also": 3}]
+    (run.folder / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with serving(tmp_path / "runs") as address:
+        text = ask(address, url("/episodes", run="x", kind="evaluated"))[1]
+        assert "main" in text
+        assert "further" not in text
+        [link] = {link for link in links(text) if "kind=also_test_" in link}
+        text = ask(address, link)[1]
+        assert "Episodes evaluated on test" in text
+        assert "further" in text
+        [episode] = [link for link in links(text) if link.startswith("/episode?")]
+        assert "further" in ask(address, episode)[1]
+        for kind in ("also_../x", "also_", "../trajectories", "also_un seen_"):
+            assert "no file of ours" not in ask(address, url("/episodes", run="x", kind=kind))[1]
+        curves = json.loads(ask(address, url("/data/curves", run="x"))[1])["runs"][0]["evaluations"]
+        assert curves["series"]["eval/success on test"] == [0.25, None]
+        assert curves["bands"]["eval/success on test"] == [[0.1, None], [0.5, None]]
 
 
 def test_colours_follow_what_is_chosen(address):
@@ -328,7 +372,7 @@ def test_draws_are_found_whatever_the_lines_look_like(tmp_path):
         assert all(draw.advantage_today == draw.step / 2 for draw in draws.of_episode(episode))
     assert draws.count() == len(plain)
     assert draws.count(3) == 4
-    assert len(draws.keys()) == len({episode for _, episode in plain})
+    assert len(set(draws.keys().tolist())) == len({episode for _, episode in plain})
 
 
 def test_curves_are_the_metrics_with_an_interval(root):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -76,7 +77,7 @@ def test_a_failed_episode_is_found_opened_and_coloured(page, address):
     page.click("button:has-text('Filter')")
     page.wait_for_url("**success=no**")
     rows = page.locator("tbody tr")
-    assert rows.count() == int(page.text_content("#total")) > 0
+    assert rows.count() == int(page.text_content(".total")) > 0
     assert page.locator("tr.solved").count() == 0
     page.click("tbody tr a >> nth=0")
     page.wait_for_selector(".turn .token")
@@ -111,6 +112,13 @@ def test_two_runs_are_compared_side_by_side(page, address):
     [success, *_] = charts(page)
     assert "one: rollout/success" in success
     assert "two: rollout/success" in success
+    page.click("nav >> text=Episodes")
+    page.select_option("select[name=success]", "yes")
+    page.click("button:has-text('Filter')")
+    page.wait_for_url("**success=yes**")
+    assert page.locator("section > h2").all_inner_texts() == ["one", "two"]
+    assert page.locator("tr.solved").count() > 1
+    assert page.locator("tr.failed").count() == 0
 
 
 def test_a_step_arrives_while_the_page_is_open(page, tmp_path):
@@ -123,10 +131,29 @@ def test_a_step_arrives_while_the_page_is_open(page, tmp_path):
         page.wait_for_selector("[data-step]:has-text('2')")
         page.wait_for_selector("#news:has-text('live is at step 2')")
         page.goto(f"{address}/episodes?run=live")
-        before = int(page.text_content("#total"))
+        before = int(page.text_content(".total"))
         page.wait_for_timeout(500)
         run.write()
-        page.wait_for_selector(f"#total:has-text('{before + 8}')")
+        page.wait_for_selector(f".total:has-text('{before + 8}')")
+
+
+def test_an_environment_shows_its_own_view_of_an_episode(page, tmp_path):
+    folder = LiveRun(tmp_path / "runs" / "room").write(1).folder
+    (folder / "config.toml").write_text('[task]\nenv = "household"\n')
+    seen = [
+        "Looking quickly around you, you see a bed 1, and a desk 2.",
+        "You arrive at desk 2. On the desk 2, you see a pen 1.",
+    ]
+    turns = [{"observation": text, "text": "go", "reward": 0.0} for text in seen]
+    episode = {"task": "t", "success": True, "reward": 1.0, "stop": "done", "turns": turns}
+    episode["last_observation"] = "You pick up the pen 1 from the desk 2."
+    (folder / "trajectories" / "step_000003.jsonl").write_text(json.dumps(episode) + "\n")
+    with serving(tmp_path / "runs") as address:
+        page.goto(f"{address}/episode?run=room&step=3&episode=0")
+        places = page.locator(".plan").all_inner_texts()
+        assert len(places) == 3
+        assert page.locator(".place.here").all_inner_texts() == ["desk 2 here\npen 1", "desk 2 here"]
+        assert page.locator(".place.carried .thing").all_inner_texts() == ["pen 1"]
 
 
 def test_hostile_text_runs_nothing(page, address, root, tmp_path):
@@ -150,8 +177,8 @@ def test_a_report_opens_from_a_file_with_its_curves(page, root, tmp_path):
 
 
 PATHS = (
-    "/", "/curves?run=one&run=two", "/episodes?run=one", "/groups?run=one", "/replays?run=one",
-    "/episode?run=one&step=1&episode=3", "/episode?run=long&step=0&episode=0",
+    "/", "/curves?run=one&run=two", "/episodes?run=one&run=two", "/episodes?run=one", "/groups?run=one",
+    "/replays?run=one", "/episode?run=one&step=1&episode=3", "/episode?run=long&step=0&episode=0",
 )  # fmt: skip
 
 

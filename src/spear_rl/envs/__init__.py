@@ -4,6 +4,11 @@ from functools import partial
 
 from spear_rl.envs import alfworld, household, lookup, search, sokoban, tool_math, tools, webshop
 from spear_rl.envs.adapters import ADAPTERS
+from spear_rl.envs.household.plan import plans
+from spear_rl.envs.shared.scenes import ScenesFn
+from spear_rl.envs.sokoban.env import boards
+from spear_rl.envs.tool_math.scenes import scripts
+from spear_rl.envs.webshop.views import shown_pages
 from spear_rl.errors import ConfigError
 from spear_rl.rollout.env import TasksFn
 from spear_rl.rollout.tasks import loaded_tasks
@@ -20,6 +25,15 @@ ENVIRONMENTS: dict[str, TasksFn] = {
     "webshop": webshop.tasks,
 }
 """The one place to add an environment."""
+
+SCENES: dict[str, ScenesFn] = {
+    "alfworld": plans,
+    "household": plans,
+    "sokoban": boards,
+    "tool_math": scripts,
+    "webshop": shown_pages,
+}
+"""How `spear view` pictures an episode, for environments that are more than their text."""
 
 
 def tasks_fn(name: str, *, python: str = "") -> TasksFn:

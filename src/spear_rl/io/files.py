@@ -5,6 +5,7 @@ import errno
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,3 +119,11 @@ def check_writable(path: Path, what: str) -> None:
         path.open("a").close()
         if is_new:
             path.unlink()
+
+
+def is_plain_file(path: Path) -> bool:
+    """Whether it is a file: no link, which may lead anywhere, and no pipe or device, which may never end."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except (OSError, ValueError):
+        return False

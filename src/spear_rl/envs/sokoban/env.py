@@ -1,13 +1,14 @@
 """Sokoban as an environment: directions in, the room as text, as an image, or as both out."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
 
 from spear_rl.envs.shared.answer_tags import parsed_answer
+from spear_rl.envs.shared.scenes import MAX_TEXT, Board, Scene, Seen
 from spear_rl.envs.sokoban.rules import DIRECTIONS, STEP_REWARD, Level, Outcome, Room, State, is_solved, moved, reward
-from spear_rl.envs.sokoban.text import Drawing, described, published, spaced
+from spear_rl.envs.sokoban.text import Drawing, described, published, read_level, spaced
 from spear_rl.rollout.env import INADMISSIBLE, Observation, StepResult
 
 View = Literal["spaced", "compact", "words", "none"]
@@ -123,3 +124,33 @@ def moves_in(command: str, *, parse: Parse = "strict", most: int = 1) -> list[st
         return [found[0] for part in parts if (found := _ANY_DIRECTION.search(part))][:most]
     said = [part for part in parts if part]
     return said[:most] if all(part in DIRECTIONS for part in said) else []
+
+
+_CELLS = {
+    "#": "wall", "-": "floor", ".": "target", "$": "box", "*": "home", "@": "player", "+": "player_home"
+}  # fmt: skip
+
+
+def boards(turns: Sequence[Seen]) -> list[Scene | None]:
+    """The room at every turn: from the key of its state, from its text, or as the turn before it left it."""
+    found, grid, action = list[Scene | None](), "", ""
+    for turn in turns:
+        grid = turn.state_key[:MAX_TEXT] or _grid_in(turn.observation[:MAX_TEXT]) or _grid_after(grid, action)
+        action, is_grid = turn.action, grid and _CELLS.keys() >= set(grid) - {"\n"}
+        found.append(Board(tuple(tuple(map(_CELLS.__getitem__, row)) for row in grid.split("\n"))) if is_grid else None)
+    return found
+
+
+def _grid_in(observation: str) -> str:
+    lines = (line.replace(" ", "") for line in observation.split("\n"))
+    return "\n".join(line for line in lines if "#" in line and _CELLS.keys() >= set(line))
+
+
+def _grid_after(grid: str, action: str) -> str:
+    try:
+        room, state = read_level(grid)
+    except ValueError:
+        return ""
+    for direction in moves_in(action, most=MAX_TEXT):
+        state = moved(room, state, DIRECTIONS.index(direction))[0]
+    return Drawing(room).text(state)

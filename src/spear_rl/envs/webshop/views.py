@@ -1,9 +1,12 @@
 """Pages as text: WebShop's `text` and `text_rich` observations (`text`, `rich`), or for small models (`short`)."""
 
+import ast
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from spear_rl.envs.shared.scenes import MAX_TEXT, Scene, Seen, WebPage
 from spear_rl.envs.webshop.session import SUB_PAGES, Kind, Page
 
 SEPARATOR = " [SEP] "
@@ -123,3 +126,33 @@ def _closing(page: Page) -> tuple[str, ...]:
     wanted = ("asin", "options", "attrs", "price upper", "instuction text", "category", "product category", "query")
     reward = ("Reward", _SCORE, str(page.score.total), "Reward Details ", "None")
     return (_THANKS, *code, *bought, *unknown, "Target", *wanted, "Goal ", "None", *reward)
+
+
+_BUTTONS = frozenset({"Search", "Back to Search", "< Prev", "Next >", "Buy Now", *map(str.capitalize, SUB_PAGES)})
+_ASIN = re.compile(r"B0[A-Za-z0-9]{8}", re.IGNORECASE)
+_MARKED = re.compile(r"\[(clicked )?button\] (.*) \[(?:clicked )?button_\]")
+
+
+def shown_pages(turns: Sequence[Seen]) -> list[Scene | None]:
+    """The pages of an episode from their texts; which options are chosen is in the key of the state."""
+    return [_page_of(turn) if turn.observation else None for turn in turns]
+
+
+def _page_of(turn: Seen) -> WebPage:
+    text, chosen = turn.observation[:MAX_TEXT], _chosen_in(turn.state_key)
+    parts = text.split(SEPARATOR) if SEPARATOR in text else text.split("\n")
+    elements = list[tuple[str, str]]()
+    for part in filter(None, map(str.strip, parts)):
+        if marked := _MARKED.fullmatch(part):
+            name, role = marked[2], "chosen" if marked[1] else "button"
+        else:
+            name, role = part, "button" if part in _BUTTONS else "chosen" if part in chosen else ""
+        elements.append((name, "product" if _ASIN.match(name) else role))
+    return WebPage(tuple(elements))
+
+
+def _chosen_in(state_key: str) -> set[str]:
+    try:
+        return {str(value) for _, value in ast.literal_eval(state_key[:MAX_TEXT])[4]}
+    except (ValueError, SyntaxError, TypeError, IndexError, MemoryError, RecursionError):
+        return set()

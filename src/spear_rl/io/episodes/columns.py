@@ -206,9 +206,9 @@ def table_of_json(episodes: Iterable[Mapping[str, Any]], step: int) -> pa.Table:
             "task": str(episode.get("task", "")),
             "family": str(episode.get("family", "")),
             "success": bool(episode.get("success")),
-            "reward": _number(episode.get("reward")),
-            "bonus": _number(episode.get("bonus")),
-            "advantage": _number(sum(advantages) / len(advantages)) if advantages else None,
+            "reward": number_in(episode.get("reward")),
+            "bonus": number_in(episode.get("bonus")),
+            "advantage": number_in(sum(advantages) / len(advantages)) if advantages else None,
             "stop": str(episode.get("stop", "")),
             "turns": len(turns),
             "tool_turns": sum(bool(turn.get("tool")) for turn in turns),
@@ -222,8 +222,8 @@ def table_of_json(episodes: Iterable[Mapping[str, Any]], step: int) -> pa.Table:
                 "turn": n if turns else -1,
                 "observation": _text(turn.get("observation")),
                 "text": _text(turn.get("text")),
-                "turn_reward": _number(turn.get("reward")),
-                "turn_advantage": _number(turn.get("advantage")),
+                "turn_reward": number_in(turn.get("reward")),
+                "turn_advantage": number_in(turn.get("advantage")),
                 "turn_dropped": str(turn.get("dropped", "")),
                 "tool": bool(turn.get("tool")),
                 "invalid": str(turn.get("invalid", "")),
@@ -235,8 +235,9 @@ def table_of_json(episodes: Iterable[Mapping[str, Any]], step: int) -> pa.Table:
     return _table(columns)
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+def number_in(value: Any) -> float | None:
+    """A finite number; JSON may hold others, and integers that are larger than any."""
+    return float(value) if isinstance(value, int | float) and abs(value) < 1e308 else None
 
 
 def _text(value: Any) -> str | None:

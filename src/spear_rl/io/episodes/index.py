@@ -5,6 +5,7 @@ Files are untrusted and may be half-written: what cannot be read is named in `fa
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -18,16 +19,20 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spear_rl.io.episodes.columns import EPISODE, NAMES, SCHEMA, TURN, table_of_json
-from spear_rl.io.episodes.parts import PIECES, Part, parts_in, pieces_in
+from spear_rl.io.episodes.parts import INDEX, PIECES, Part, episodes_of, parts_in, pieces_in
 from spear_rl.io.escaping import one_line
+from spear_rl.io.files import is_plain_file
 
 _SCHEMA = pa.schema(
     [(name, pa.dictionary(pa.int32(), pa.string()) if name in NAMES else kind) for name, kind in EPISODE.items()]
 )
+_NONE = _SCHEMA.empty_table()
 _CERTAIN = ("step", "group", "episode", "success", "turns", *NAMES)
 """Columns that every episode has."""
-_JSON = re.compile(r"step_(\d{6,9})\.jsonl")
-_ERRORS = (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+_JSON = re.compile(r"([\w.-]*?)step_(\d{6,9})\.jsonl")
+_ERRORS = (
+    pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError
+)  # fmt: skip
 _MAX_JSON = 256 * 2**20
 
 
@@ -53,9 +58,11 @@ class Episodes:
     """The episodes of one run; `refresh` reads what was added since."""
 
     folder: Path
+    prefix: str = ""
+    """Of the names of its JSON lines."""
     faults: list[str] = field(default_factory=list)
     """One sentence per file that cannot be read, or not wholly."""
-    table: pa.Table = field(default_factory=_SCHEMA.empty_table)
+    table: pa.Table = field(default_factory=lambda: _NONE)
     """The columns EPISODE, one row per episode in order of steps."""
     _read: dict[tuple[str, int, int], tuple[pa.Table, str]] = field(default_factory=dict, init=False)
     """A file by name, time and size -> its episodes, and what is wrong with it."""
@@ -75,16 +82,17 @@ class Episodes:
             return False
         self._read = found
         tables = [table for table, _ in found.values() if len(table)]
-        self.table = (
-            pa.concat_tables(tables).unify_dictionaries().combine_chunks() if tables else self.table.slice(0, 0)
-        )
+        self.table = pa.concat_tables(tables).unify_dictionaries().combine_chunks() if tables else _NONE
         self.faults = [fault for _, fault in found.values() if fault]
         return True
 
     def _files(self) -> list[tuple[Path, Callable[[Path], tuple[pa.Table, str]]]]:
-        """Parts and dumps in order of steps; a step in both counts once, as a part."""
-        parts = parts_in(self.folder)
-        named = [(int(m[1]), path) for path in self.folder.glob("step_*.jsonl") if (m := _JSON.fullmatch(path.name))]
+        """Parts and dumps in order of steps; a step in both counts once, as a part. Links lead nowhere."""
+        if self.folder.is_symlink():
+            return []
+        parts = [] if self.prefix else parts_in(self.folder)
+        found = [(_JSON.fullmatch(path.name), path) for path in self.folder.glob(f"{self.prefix}step_*.jsonl")]
+        named = [(int(m[2]), path) for m, path in found if m and m[1] == self.prefix and is_plain_file(path)]
         dumps = [(step, path) for step, path in named if not any(part.first <= step <= part.last for part in parts)]
         files: list[tuple[int, Path, Callable[[Path], tuple[pa.Table, str]]]] = [
             *((part.first, part.path, _of_part) for part in parts),
@@ -136,6 +144,11 @@ class Episodes:
         found: np.ndarray[Any, Any] = self.table.column(name).to_numpy()
         return found
 
+    def largest(self, name: str) -> float:
+        """The largest absolute value of a column of numbers; 0 without any."""
+        sizes = np.abs(self.numbers(name).astype(float))
+        return float(sizes[np.isfinite(sizes)].max(initial=0.0))
+
     def ordered(self, rows: np.ndarray[Any, Any], by: str, *, descending: bool) -> np.ndarray[Any, Any]:
         """The same rows sorted by a column, equal ones by step and place."""
         if by in NAMES:
@@ -165,7 +178,7 @@ class Episodes:
                 if read is _of_part:
                     part = next(part for part in parts_in(self.folder) if part.path == path)
                     table = _turns(part, step, number) if part.first <= step <= part.last else None
-                elif path.name == f"step_{step:06d}.jsonl":
+                elif path.name == f"{self.prefix}step_{step:06d}.jsonl":
                     whole = _dump(path)[0]
                     table = whole.filter(pc.equal(whole.column("episode"), number))
             except (*_ERRORS, StopIteration):
@@ -178,9 +191,9 @@ class Episodes:
     def pieces(self) -> dict[int, str]:
         """Token id -> its text."""
         path = self.folder / PIECES
-        size = path.stat().st_size if path.is_file() else 0
+        size = path.stat().st_size if is_plain_file(path) and not self.folder.is_symlink() else 0
         if size != self._pieces[0]:
-            self._pieces = size, pieces_in(path)
+            self._pieces = size, pieces_in(path) if size else {}
         return self._pieces[1]
 
 
@@ -194,14 +207,18 @@ def _tried(read: Callable[[Path], tuple[pa.Table, str]], path: Path) -> tuple[pa
     try:
         return read(path)
     except _ERRORS:
-        return _SCHEMA.empty_table(), f"{one_line(path.name)} is damaged: its episodes are not shown"
+        return _NONE, f"{one_line(path.name)} is damaged: its episodes are not shown"
 
 
 def _of_part(path: Path) -> tuple[pa.Table, str]:
     # A schema that a file brings along may name types of its own; ours is what counts.
     with pq.ParquetFile(path, read_dictionary=list(NAMES)) as file:
-        rows = file.read(columns=[*EPISODE, "turn"], use_threads=False)
-    table = rows.filter(pc.less_equal(rows.column("turn"), 0)).drop_columns(["turn"])
+        index = (file.metadata.metadata or {}).get(INDEX)
+        if index is None:
+            table = episodes_of(file.read(columns=[*EPISODE, "turn"], use_threads=False))
+        else:
+            source = pa.BufferReader(base64.b64decode(index))
+            table = pq.ParquetFile(source, read_dictionary=list(NAMES)).read(columns=list(EPISODE), use_threads=False)
     table = table.select(_SCHEMA.names).replace_schema_metadata()
     if any(table.column(name).null_count for name in _CERTAIN):
         raise ValueError("it lacks what every episode has")
@@ -210,8 +227,7 @@ def _of_part(path: Path) -> tuple[pa.Table, str]:
 
 def _of_dump(path: Path) -> tuple[pa.Table, str]:
     table, fault = _dump(path)
-    table = table.filter(pc.less_equal(table.column("turn"), 0)).select(list(EPISODE))
-    return table.cast(_SCHEMA), fault
+    return episodes_of(table).cast(_SCHEMA), fault
 
 
 def _dump(path: Path) -> tuple[pa.Table, str]:
@@ -236,7 +252,7 @@ def _dump(path: Path) -> tuple[pa.Table, str]:
     notes = [f"damaged or cut off in lines {', '.join(damaged[:20])}"] if damaged else []
     notes += [f"{left_out} episodes were not kept, as there are too many"] if left_out else []
     fault = f"{one_line(path.name)}: {'; '.join(notes)}" if notes else ""
-    return table_of_json(episodes, int(named[1]) if named else 0), fault
+    return table_of_json(episodes, int(named[2]) if named else 0), fault
 
 
 def _turns(part: Part, step: int, number: int) -> pa.Table:

@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spear_rl.app.show.view.runs import Run
+from spear_rl.io.episodes.columns import number_in
+from spear_rl.io.escaping import one_line
 from spear_rl.train.evaluate import wilson_interval
 
 CHARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("Success", ("rollout/success", "eval/success")),
+    ("Success", ("rollout/success", "eval/success*")),
     ("Reward and bonus", ("rollout/reward", "rollout/bonus", "eval/reward")),
     ("Entropy, nats per token", ("policy/entropy", "replay/entropy")),
     ("Turns and tool calls per episode", ("rollout/turns", "rollout/tool_turns")),
@@ -31,6 +33,7 @@ CHARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 """Title, and the metrics or patterns of them; the rest of a run's metrics are in its last chart."""
 
+_MAX_SPLITS = 8
 MAX_POINTS = 2000
 """Points of a curve; of a longer run every nth step is drawn, and the newest."""
 
@@ -46,7 +49,7 @@ def curves_of(run: Run) -> dict[str, Any]:
     }
     if "replay/eligible" in series:
         series["replay/pass_rate"] = [
-            passing / size if passing is not None and size else None
+            _number(passing / size) if passing is not None and size else None
             for passing, size in zip(series["replay/eligible"], series.get("replay/buffer_size", []), strict=False)
         ]
     bands = _bands(series)
@@ -74,8 +77,8 @@ def _thinned(by_step: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]
 
 
 def _number(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and math.isfinite(value)
-    return float(f"{value:.6g}") if is_number else None
+    found = number_in(value)
+    return None if found is None else float(f"{found:.6g}")
 
 
 def _bands(series: Mapping[str, list[float | None]]) -> dict[str, list[list[float | None]]]:
@@ -89,8 +92,8 @@ def _bands(series: Mapping[str, list[float | None]]) -> dict[str, list[list[floa
 def _interval(rate: float | None, count: float | None) -> tuple[float | None, float | None]:
     if rate is None or not count or not 0 <= rate <= 1:
         return None, None
-    low, high = wilson_interval(rate * count, count)
-    return round(low, 5), round(high, 5)
+    low, high = wilson_interval(rate * count, count) if 0 < count < 1e12 else (None, None)
+    return _number(low), _number(high)
 
 
 def _evaluations(run: Run) -> dict[str, Any]:
@@ -99,4 +102,14 @@ def _evaluations(run: Run) -> dict[str, Any]:
     series = {
         f"eval/{name}": values[name] for name in ("success", "reward") if any(v is not None for v in values[name])
     }
-    return {"steps": list(rows), "series": series, "bands": {"eval/success": [values["low"], values["high"]]}}
+    bands = {"eval/success": [values["low"], values["high"]]}
+    others = [_mapping(row.get("also")) for row in rows.values()]
+    for split in sorted({str(split) for also in others for split in also})[:_MAX_SPLITS]:
+        found = [_mapping(also.get(split)) for also in others]
+        name = f"eval/success on {one_line(split[:100])}"
+        series[name], *bands[name] = ([_number(one.get(part)) for one in found] for part in ("success", "low", "high"))
+    return {"steps": list(rows), "series": series, "bands": bands}
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

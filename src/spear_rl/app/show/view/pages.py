@@ -18,18 +18,20 @@ import numpy as np
 from markupsafe import Markup
 
 from spear_rl.app.show.view.curves import charts_of, curves_of
-from spear_rl.app.show.view.runs import EVALUATED, Run, Runs
+from spear_rl.app.show.view.runs import Run, Runs, kind_title
+from spear_rl.envs import SCENES
+from spear_rl.envs.shared.scenes import Scene, Seen
 from spear_rl.errors import ConfigError
 from spear_rl.io.episodes.columns import EPISODE
 from spear_rl.io.episodes.index import Filter
 from spear_rl.io.escaping import one_line, visible
+from spear_rl.io.http.guard import shared_style
 
 PAGE = 50
 COLOURS = {"advantage": "advantage", "logprob": "log-probability", "entropy": "entropy", "none": "none"}
 SORTS = tuple(name for name in EPISODE if name != "measures")
 MAX_TEXT = 20_000
 """Characters of a text that a page shows unless it is asked for the whole."""
-_EPISODES = {"": "Episodes", EVALUATED: "Evaluated episodes"}
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -49,17 +51,18 @@ def templates() -> jinja2.Environment:
 
 @cache
 def asset(name: str) -> str:
-    """A style sheet or script that the package brings along."""
-    return (resources.files("spear_rl.app.show.view") / "static" / name).read_text("utf-8")
+    """A style sheet or script that the package brings along; ours begins with what all pages share."""
+    begin = shared_style() if name == "view.css" else ""
+    return begin + (resources.files("spear_rl.app.show.view") / "static" / name).read_text("utf-8")
 
 
 def number(value: Any) -> str:
-    """A number as a table shows it."""
-    if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no"}.get(value, "") if value is not None else ""
+    """A value as a table shows it: a number, yes or no, a text; nothing of another kind."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.4g}" if math.isfinite(value) else str(value)
-    return one_line(str(value))
+    return one_line(str(value)) if isinstance(value, int | str) else ""
 
 
 def link(path: str, *given: Mapping[str, Any], **more: Any) -> str:
@@ -143,6 +146,12 @@ class Query:
             group=int(self.group) if self.group.isdecimal() and len(self.group) < 9 else None,
         )
 
+    def place(self, count: int, size: int) -> tuple[int, int]:
+        """The page to show, and how many there are."""
+        pages = max(-(-count // size), 1)
+        here = int(self.page) if self.page.isdecimal() and len(self.page) < 9 else 1
+        return min(max(here, 1), pages), pages
+
     @property
     def order(self) -> tuple[str, bool]:
         name = self.sort.removeprefix("-")
@@ -155,8 +164,7 @@ def found_episodes(run: Run, query: Query, *, size: int = PAGE) -> dict[str, Any
     rows = run.episodes.where(query.wanted, replayed)
     by, descending = query.order
     rows = run.episodes.ordered(rows, by, descending=descending)
-    pages = max(-(-len(rows) // size), 1)
-    here = min(max(int(query.page), 1), pages) if query.page.isdecimal() and len(query.page) < 9 else 1
+    here, pages = query.place(len(rows), size)
     shown = rows[(here - 1) * size : here * size]
     episodes = run.episodes.rows(shown)
     for episode, row in zip(episodes, shown, strict=True):
@@ -164,35 +172,46 @@ def found_episodes(run: Run, query: Query, *, size: int = PAGE) -> dict[str, Any
     return {"episodes": episodes, "total": len(rows), "all": len(run.episodes.table), "page": here, "pages": pages}
 
 
-def episodes_page(run: Run, query: Query) -> str:
-    choices = {name: run.episodes.values(name) for name in ("family", "stop")}
-    reasons = sorted({reason for text in run.episodes.values("dropped") for reason in text.split(",")})
+def episodes_page(runs: Sequence[Run], query: Query) -> str:
+    """The table of each run side by side, by the same query."""
+    choices = {name: _values(runs, name) for name in ("family", "stop")}
+    reasons = sorted({reason for text in _values(runs, "dropped") for reason in text.split(",")})
     choices |= {"dropped": ["any", "none", *reasons], "success": ["yes", "no"], "replayed": ["yes", "no"]}
-    try:
-        found, problem = found_episodes(run, query), ""
-    except ConfigError as error:
-        found, problem = found_episodes(run, Query()), str(error)
+    asked, problem = _understood(query)
     by, descending = query.order
-    return page(
-        "episodes",
-        title=f"{_EPISODES[run.kind]} of {run.name}",
-        run=run,
-        names=[run.name],
-        query=query,
-        choices=choices,
-        found=found,
-        problem=problem,
-        by=by,
-        descending=descending,
-    )
+    found = [(run, found_episodes(run, asked, size=PAGE // min(len(runs), 2))) for run in runs]
+    return _table_page("episodes", runs, query, found, problem=problem, choices=choices, by=by, descending=descending)
 
 
-def groups_page(run: Run, query: Query) -> str:
-    """The groups that the wanted episodes are of."""
+def _values(runs: Sequence[Run], name: str) -> list[str]:
+    return sorted({value for run in runs for value in run.episodes.values(name)})
+
+
+def _understood(query: Query) -> tuple[Query, str]:
+    """The query, or that for everything with what is wrong."""
     try:
-        rows, problem = run.episodes.where(query.wanted, run.is_replayed()), ""
+        query.wanted  # noqa: B018 - raises
     except ConfigError as error:
-        rows, problem = run.episodes.where(Filter()), str(error)
+        return Query(), str(error)
+    return query, ""
+
+
+def _table_page(name: str, runs: Sequence[Run], query: Query, found: Sequence[Any], **more: Any) -> str:
+    kind, names = runs[0].kind, [run.name for run in runs]
+    kinds = {one: kind_title(one) for one in dict.fromkeys(k for run in runs for k in run.kinds)}
+    title = f"{kind_title(kind)} of {', '.join(names)}" + (" by group" if name == "groups" else "")
+    return page(name, title=title, names=names, kind=kind, kinds=kinds, query=query, found=found, **more)
+
+
+def groups_page(runs: Sequence[Run], query: Query) -> str:
+    """The groups that the wanted episodes are of."""
+    asked, problem = _understood(query)
+    return _table_page("groups", runs, query, [(run, found_groups(run, asked)) for run in runs], problem=problem)
+
+
+def found_groups(run: Run, query: Query) -> dict[str, Any]:
+    """The groups of one page of the table, and how many there are."""
+    rows = run.episodes.where(query.wanted, run.is_replayed())
     names = ("step", "group", "success", "reward", "advantage", "turns")
     numbers = {name: run.episodes.numbers(name)[rows].astype(float) for name in names}
     _, first, of = np.unique(numbers["step"] * 10**6 + numbers["group"], return_index=True, return_inverse=True)
@@ -201,24 +220,24 @@ def groups_page(run: Run, query: Query) -> str:
     by, descending = query.sort.removeprefix("-"), query.sort.startswith("-")
     keys = count if by == "episodes" else means[by if by in means else "step"]
     order = np.argsort(-keys if descending else keys, kind="stable")
-    pages = max(-(-len(order) // PAGE), 1)
-    here = min(max(int(query.page), 1), pages) if query.page.isdecimal() and len(query.page) < 9 else 1
+    here, pages = query.place(len(order), PAGE)
     shown = order[(here - 1) * PAGE : here * PAGE]
     groups = [
         about | {name: float(means[name][place]) for name in names[2:]} | {"episodes": int(count[place])}
         for about, place in zip(run.episodes.rows(rows[first[shown]]), shown, strict=True)
     ]
-    found = {"groups": groups, "total": len(order), "page": here, "pages": pages}
-    title = f"{_EPISODES[run.kind]} of {run.name} by group"
-    return page("groups", title=title, run=run, names=[run.name], query=query, found=found, problem=problem)
+    return {"groups": groups, "total": len(order), "page": here, "pages": pages}
 
 
-def replays_page(run: Run, step: int | None) -> str:
+def replays_page(runs: Sequence[Run], step: int | None) -> str:
     """What replay drew, newest first, each with a link to where it was played."""
-    draws = run.draws.newest_first() if step is None else iter(run.draws.of_step(step))
-    shown, total = list(islice(draws, 4 * PAGE)), run.draws.count(step)
-    title = f"Replay in {run.name}" + ("" if step is None else f" at step {step}")
-    return page("replays", title=title, run=run, names=[run.name], draws=shown, total=total)
+    found = []
+    for run in runs:
+        draws = run.draws.newest_first() if step is None else iter(run.draws.of_step(step))
+        found.append((run, {"draws": list(islice(draws, 4 * PAGE)), "total": run.draws.count(step)}))
+    names = [run.name for run in runs]
+    title = f"Replay in {', '.join(names)}" + ("" if step is None else f" at step {step}")
+    return page("replays", title=title, names=names, found=found)
 
 
 def episode_page(run: Run, step: int, number: int, *, colour: str = "advantage", full: bool = False) -> str | None:
@@ -226,7 +245,9 @@ def episode_page(run: Run, step: int, number: int, *, colour: str = "advantage",
     shown = shown_episode(run, step, number, colour=colour, full=full)
     if shown is None:
         return None
-    return page("episode", title=f"Episode {step}/{number} of {run.name}", run=run, names=[run.name], e=shown)
+    return page(
+        "episode", title=f"Episode {step}/{number} of {run.name}", run=run, names=[run.name], kind=run.kind, e=shown
+    )
 
 
 def shown_episode(
@@ -238,22 +259,37 @@ def shown_episode(
         return None
     colour = colour if colour in COLOURS else "advantage"
     pieces = run.episodes.pieces()
-    for turn in episode["turns"]:
-        turn["tokens"] = tokens_of(turn, pieces, colour)
+    *scenes, end = scenes_of(run, episode)
+    scale = run.episodes.largest("advantage") or 1.0
+    for turn, scene in zip(episode["turns"], scenes, strict=True):
+        turn["tokens"] = tokens_of(turn, pieces, colour, scale)
         ids = turn["prompt_ids"]
         turn["prompt"] = "".join(pieces.get(token, f"<{token}>") for token in ids) if pieces and ids else ""
         turn["pictures"] = [Markup(picture) for image in turn["images"] if (picture := _picture(image))]
+        turn["scene"] = None if turn["pictures"] else scene
     siblings = run.episodes.where(Filter(step=(step, step), group=episode["group"]))
     return episode | {
+        "run": run.name,
+        "scene": end,
         "siblings": run.episodes.rows(siblings),
         "stored": run.stored(step, number),
         "draws": run.drawn(step, number),
         "colour": colour,
         "colours": COLOURS,
+        "scale": scale,
         "has_entropy": any(turn["entropies"] for turn in episode["turns"]),
         "measures": _measures(episode["measures"]),
         "most": None if full else MAX_TEXT,
     }
+
+
+def scenes_of(run: Run, episode: Mapping[str, Any]) -> list[Scene | None]:
+    """The environment's own view of every turn and of the end, if it has one."""
+    turns, made = episode["turns"], SCENES.get(run.environment)
+    if made is None:
+        return [None] * (len(turns) + 1)
+    seen = [Seen(*(turn[name] or "" for name in Seen._fields)) for turn in turns]
+    return made([*seen, Seen(episode["last_observation"] or "")])
 
 
 def _measures(text: str) -> dict[str, Any]:
@@ -264,7 +300,7 @@ def _measures(text: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def tokens_of(turn: Mapping[str, Any], pieces: Mapping[int, str], colour: str) -> list[dict[str, Any]]:
+def tokens_of(turn: Mapping[str, Any], pieces: Mapping[int, str], colour: str, scale: float) -> list[dict[str, Any]]:
     """The tokens of an answer with a class for their colour; none where their texts are unknown."""
     ids = turn["token_ids"] or []
     if not pieces or not ids:
@@ -274,17 +310,17 @@ def tokens_of(turn: Mapping[str, Any], pieces: Mapping[int, str], colour: str) -
     for place, token in enumerate(ids):
         values = {"advantage": turn["turn_advantage"], "logprob": logprobs[place], "entropy": entropies[place]}
         says = ", ".join(f"{COLOURS[name]} {value:.3g}" for name, value in values.items() if value is not None)
-        kind = _shade(colour, values.get(colour))
+        kind = _shade(colour, values.get(colour), scale)
         found.append({"text": pieces.get(token, f"<{token}>"), "kind": kind, "says": f"token {token}: {says}"})
     return found
 
 
-def _shade(colour: str, value: float | None) -> str:
-    """The class of a colour: -5 to 5 for advantages, 0 to 9 for surprise and entropy."""
+def _shade(colour: str, value: float | None, scale: float) -> str:
+    """The class of a colour: -5 to 5 for advantages up to `scale`, 0 to 9 for surprise and entropy of 0 to 4 nats."""
     if value is None or not math.isfinite(value):
         return ""
     if colour == "advantage":
-        strength = min(math.ceil(abs(value) * 2.5), 5) if value else 0
+        strength = min(math.ceil(5 * abs(value) / scale), 5)
         return f"{'up' if value > 0 else 'down'}{strength}" if strength else ""
     nats = -value if colour == "logprob" else value
     return f"heat{min(max(int(nats * 2.5), 0), 9)}"

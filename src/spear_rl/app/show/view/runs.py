@@ -5,21 +5,25 @@ from __future__ import annotations
 import json
 import os
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from threading import RLock
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from spear_rl.errors import UserError
+from spear_rl.io.episodes.columns import number_in
 from spear_rl.io.episodes.index import Episodes
 from spear_rl.io.escaping import one_line
+from spear_rl.io.files import is_plain_file
 from spear_rl.train.episode_files import BUFFER, DRAWS, EVALUATIONS, TRAJECTORIES, draws_of
 
 EVALUATED = "evaluated"
+_ALSO = re.compile(r"(also_[\w.-]{1,120}_)step_\d{6,9}\.jsonl")
 MARKS = ("config.toml", "metrics.jsonl")
 """A folder with one of these is a run."""
 _DEPTH = 4
@@ -27,7 +31,7 @@ _PLACES = 10**9
 """More than a step has episodes."""
 _DRAWS_BEGIN = re.compile(rb'\{"step": (\d{1,9}), "draws": \[')
 _DRAWN = re.compile(rb'"episode": "(\d{1,9})/(\d{1,9})"')  # never within a text, where quotes are escaped
-_MAX_RUNS = 1000
+_MAX_RUNS, _MAX_CONFIG = 1000, 2**20
 
 
 @dataclass
@@ -43,6 +47,8 @@ class GrowingRows:
     """The file's inode, and the bytes of it that were read."""
 
     def refresh(self) -> None:
+        if not is_plain_file(self.path):
+            return
         try:
             with self.path.open("rb") as file:
                 stat = os.fstat(file.fileno())
@@ -73,6 +79,8 @@ class GrowingRows:
 
     def fault(self) -> list[str]:
         lines = "line is" if self.num_damaged == 1 else "lines are"
+        if self.path.is_symlink():
+            return [f"{self.path.name} is a link: it is not followed"]
         return [f"{self.path.name}: {self.num_damaged} {lines} damaged and not shown"] if self.num_damaged else []
 
 
@@ -137,8 +145,8 @@ class DrawRows(GrowingRows):
         return sum(len(row["keys"]) for at, row in self.by_step.items() if step in (None, at))
 
     def keys(self) -> np.ndarray[Any, Any]:
-        """Every drawn episode as one number, as `_key` makes it."""
-        return np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *(row["keys"] for row in self.by_step.values())]))
+        """The episode of every draw as one number, as `_key` makes it."""
+        return np.concatenate([np.zeros(0, dtype=np.int64), *(row["keys"] for row in self.by_step.values())])
 
 
 def _key(episode: tuple[int, int]) -> int:
@@ -146,14 +154,16 @@ def _key(episode: tuple[int, int]) -> int:
 
 
 class Run:
-    """One run folder, with the episodes of its training, or of its evaluations if `kind` is "evaluated"."""
+    """One run folder with one kind of its episodes: of training (""), of its evaluations (EVALUATED), or of those on a
+    further split, by the prefix of their files."""
 
     def __init__(self, name: str, folder: Path, kind: str = "") -> None:
         self.name, self.folder, self.kind = name, folder, kind
         self.metrics, self.evaluations = GrowingRows(folder / "metrics.jsonl"), GrowingRows(folder / "eval.jsonl")
         self.draws, self.buffer = DrawRows(folder / DRAWS), GrowingRows(folder / BUFFER)
         self.warnings = GrowingRows(folder / "warnings.jsonl")
-        self.episodes = Episodes(folder / (EVALUATIONS if kind == EVALUATED else TRAJECTORIES))
+        prefix = "" if kind == EVALUATED else kind
+        self.episodes = Episodes(folder / (EVALUATIONS if kind else TRAJECTORIES), prefix)
         self._replayed: tuple[int, object, np.ndarray[Any, Any]] = (-1, None, np.zeros(0, dtype=bool))
         self._lock = RLock()
 
@@ -175,22 +185,35 @@ class Run:
         """The newest step with metrics; -1 without any."""
         return max(self.metrics.by_step, default=-1)
 
+    @cached_property
+    def environment(self) -> str:
+        """The name of its environment; empty if it is not known."""
+        try:
+            path = self.folder / "config.toml"
+            text = path.read_text("utf-8") if is_plain_file(path) and path.stat().st_size < _MAX_CONFIG else ""
+            found = tomllib.loads(text)["task"]["env"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return ""
+        return found if isinstance(found, str) else ""
+
     @property
     def is_finished(self) -> bool:
         return (self.folder / "summary.json").is_file()
 
     @property
     def faults(self) -> list[str]:
-        return [*(fault for one in self._rows for fault in one.fault()), *self.episodes.faults]
+        folder = self.episodes.folder
+        links = [f"{folder.name} is a link: it is not followed"] if folder.is_symlink() else []
+        return [*(fault for one in self._rows for fault in one.fault()), *self.episodes.faults, *links]
 
     def drawn(self, step: int, number: int) -> list[Draw]:
         """The draws of an episode, oldest first; replay draws none of evaluations."""
-        return [] if self.kind == EVALUATED else self.draws.of_episode((step, number))
+        return [] if self.kind else self.draws.of_episode((step, number))
 
     def stored(self, step: int, number: int) -> tuple[int | None, int | None]:
         """The steps at which an episode entered the replay buffer and left it, as far as they are known."""
         found: dict[str, int] = {}
-        for at, row in () if self.kind == EVALUATED else self.buffer.by_step.items():
+        for at, row in () if self.kind else self.buffer.by_step.items():
             for what in ("entered", "left"):
                 if isinstance(row.get(what), list) and f"{step}/{number}" in row[what]:
                     found[what] = at
@@ -200,10 +223,17 @@ class Run:
         """Of every episode in the index whether replay ever drew it."""
         version, table = self.draws.version, self.episodes.table
         if self._replayed[0] != version or self._replayed[1] is not table:
-            keys = self.episodes.numbers("step").astype(np.int64) * _PLACES + self.episodes.numbers("episode")
-            drawn = np.isin(keys, self.draws.keys()) & (self.kind != EVALUATED)
-            self._replayed = version, table, drawn
+            steps, numbers = (self.episodes.numbers(name).astype(np.int64) for name in ("step", "episode"))
+            played, places = np.divmod(self.draws.keys(), _PLACES)
+            most = numbers.max(initial=0) + 1  # small keys are looked up in a table, several times quicker
+            drawn = np.isin(steps * most + numbers, (played * most + places)[places < most])
+            self._replayed = version, table, drawn & (not self.kind)
         return self._replayed[2]
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of episodes it has: training's, and those of evaluations that were recorded."""
+        return kinds_in(self.folder)
 
     def warning_texts(self) -> list[tuple[int, str]]:
         lists = [(step, row.get("warnings")) for step, row in sorted(self.warnings.by_step.items())]
@@ -216,7 +246,7 @@ def _draws(step: int, row: dict[str, Any]) -> Iterator[Draw]:
         played, _, number = str(draw["episode"]).partition("/")
         if played.isdecimal() and number.isdecimal() and len(played) < 10 and len(number) < 10:
             values = [draw.get(name) for name in ("advantage", "advantage_today")]
-            then, today = (float(value) if isinstance(value, int | float) else None for value in values)
+            then, today = map(number_in, values)
             place = int(played), int(number)
             task, success = one_line(str(draw.get("task", ""))), draw.get("success")
             yield Draw(step, place, then, today, task, None if success is None else bool(success))
@@ -245,7 +275,8 @@ class Runs:
             here = Path(folder)
             depth = len(here.relative_to(self.root).parts)
             if depth and _is_run(here):
-                found.append(here.relative_to(self.root).as_posix())
+                name = here.relative_to(self.root).as_posix()
+                found += [name] if _is_text(name) else []
                 below.clear()
             below[:] = sorted(name for name in below if not name.startswith(".")) if depth < _DEPTH else []
             if len(found) >= _MAX_RUNS:
@@ -255,14 +286,39 @@ class Runs:
     def get(self, name: str, *, kind: str = "", episodes: bool = False) -> Run:
         """A run, up to date; KeyError for one that is not there or not inside."""
         with self._lock:
-            kind = EVALUATED if kind == EVALUATED else ""
             if (name, kind) not in self._open:
                 folder = self.root if self.is_single and name == self.root.name else self.root / name
-                if "\0" in name or not folder.resolve().is_relative_to(self.root) or not _is_run(folder):
+                is_plain = PurePosixPath(name).as_posix() == name and "\0" not in name  # one name per run
+                if not is_plain or not folder.resolve().is_relative_to(self.root) or not _is_run(folder):
                     raise KeyError(f"there is no run {one_line(name)}")
-                self._open[name, kind] = Run(name, folder, kind)
+                kind = kind if kind in (EVALUATED, *kinds_in(folder)) else ""
+                self._open.setdefault((name, kind), Run(name, folder, kind))
             run = self._open[name, kind]
         return run.refresh(episodes=episodes)
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # bytes that are no UTF-8: no address can name it
+        return False
+    return True
+
+
+def kinds_in(folder: Path) -> list[str]:
+    """The kinds of episodes that a run folder has."""
+    try:
+        found = {m[1] for entry in os.scandir(folder / EVALUATIONS) if (m := _ALSO.fullmatch(entry.name))}
+    except OSError:
+        return [""]
+    return ["", EVALUATED, *sorted(found)]
+
+
+def kind_title(kind: str) -> str:
+    """What the episodes of a kind are called."""
+    if kind in ("", EVALUATED):
+        return "Evaluated episodes" if kind else "Episodes"
+    return f"Episodes evaluated on {kind.removeprefix('also_').removesuffix('_')}"
 
 
 def _is_run(folder: Path) -> bool:

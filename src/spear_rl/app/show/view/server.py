@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import ipaddress
 import re
 import secrets
 import socket
@@ -16,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 import uvicorn
 from starlette.applications import Starlette
@@ -29,15 +28,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from spear_rl.app.show.view import pages
 from spear_rl.app.show.view.runs import Run, Runs
 from spear_rl.errors import UserError
+from spear_rl.io.http.guard import HEADERS, address_in, is_loopback, is_own_name, name_in
 
 COOKIE = "spear_view"
-HEADERS = {
+_HEADERS = HEADERS | {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
 }
 ASSETS = {
     "view.css": "text/css",
@@ -46,14 +43,6 @@ ASSETS = {
     "uPlot.min.js": "text/javascript",
 }
 MAX_COMPARED = 12
-_HOST = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 @dataclass
@@ -74,10 +63,11 @@ class Guard:
 
     def _refusal(self, request: Request) -> Response | None:
         hosts, origins = request.headers.getlist("host"), request.headers.getlist("origin")
-        found = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
-        if found is None or not self._is_own(found[1].strip("[]").lower()):
+        name = name_in(hosts[0]) if len(hosts) == 1 else None
+        # Bound to all addresses, the token keeps others out: a name that resolves here has no cookie of ours.
+        if name is None or not is_own_name(name, self.host):
             return _said(403, "This request was made for another site.")
-        if origins and [urlsplit(origin).netloc.lower() for origin in origins] != [hosts[0].lower()]:
+        if origins and [address_in(origin) for origin in origins] != [hosts[0].lower()]:
             return _said(403, "This request was made by another site.")
         if request.headers.get("sec-fetch-site", "none") == "cross-site" and request.url.path.startswith("/data/"):
             return _said(403, "This request was made by another site.")
@@ -93,15 +83,9 @@ class Guard:
             return _said(403, "The address needs its token: open the one that `spear view` printed.")
         return None
 
-    def _is_own(self, name: str) -> bool:
-        if is_loopback(self.host):
-            return is_loopback(name)
-        # The token keeps others out; a name that resolves here from elsewhere has no cookie of ours.
-        return self.host in ("0.0.0.0", "::") or name == self.host.lower() or is_loopback(name)
-
 
 def _with_headers(answer: Response) -> Response:
-    answer.headers.update(HEADERS)
+    answer.headers.update(_HEADERS)
     return answer
 
 
@@ -133,7 +117,7 @@ def application(root: Path, *, host: str = "127.0.0.1", token: str = "") -> ASGI
         chosen = asked(request, episodes=True)
         if not chosen:
             return RedirectResponse("/", 303)
-        return HTMLResponse(pages.episodes_page(chosen[0], pages.Query.of(request.query_params)))
+        return HTMLResponse(pages.episodes_page(chosen, pages.Query.of(request.query_params)))
 
     def episode(request: Request) -> Response:
         chosen, given = asked(request, episodes=True), request.query_params
@@ -151,14 +135,14 @@ def application(root: Path, *, host: str = "127.0.0.1", token: str = "") -> ASGI
         chosen = asked(request, episodes=True)
         if not chosen:
             return RedirectResponse("/", 303)
-        return HTMLResponse(pages.groups_page(chosen[0], pages.Query.of(request.query_params)))
+        return HTMLResponse(pages.groups_page(chosen, pages.Query.of(request.query_params)))
 
     def replays(request: Request) -> Response:
         chosen, step = asked(request, episodes=True), request.query_params.get("step", "")
         if not chosen:
             return RedirectResponse("/", 303)
         at = int(step) if re.fullmatch(r"[0-9]{1,9}", step) else None
-        return HTMLResponse(pages.replays_page(chosen[0], at))
+        return HTMLResponse(pages.replays_page(chosen, at))
 
     def state(request: Request) -> Response:
         names = asked(request)

@@ -21,22 +21,16 @@ from spear_rl.envs.webshop.browser.pages import document
 from spear_rl.envs.webshop.browser.visits import FullError, Visit, Visits
 from spear_rl.errors import UserError
 from spear_rl.io.http import DeadlineReader
+from spear_rl.io.http.guard import HEADERS, address_in, is_own_name, name_in, shared_style
 
 COOKIE = "spear_shop"
 MAX_FORM = 16_384
 MAX_CONNECTIONS = 128
-_HEADERS = {
+_HEADERS = HEADERS | {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; "
     "frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    # With no-referrer a browser would send `Origin: null` with our own forms, as it does from a sandboxed frame.
-    "Referrer-Policy": "same-origin",
-    "Cache-Control": "no-store",
 }
 _TEXT = "text/plain; charset=utf-8"
-_ADDRESS = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?"
-_HOST = re.compile(_ADDRESS)
-_ORIGIN = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://({_ADDRESS})")
 _LENGTH = re.compile(r"[0-9]+")
 
 
@@ -54,13 +48,6 @@ class ShopServer(ThreadingHTTPServer):
     @property
     def address(self) -> str:
         return f"http://{self.server_address[0]!s}:{self.server_address[1]}/"
-
-    def is_own_name(self, host: str) -> bool:
-        """Whether a Host header names this server: against DNS rebinding, where a foreign name resolves to it."""
-        found = _HOST.fullmatch(host)
-        name = found[1].strip("[]").lower() if found else None
-        bound = str(self.server_address[0])
-        return bound in ("0.0.0.0", "::") or name in (bound, "localhost", "127.0.0.1", "::1")
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._connections.acquire(blocking=False):
@@ -122,8 +109,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _show(self, path: str) -> None:
         if path == "/style.css":
-            style = (resources.files(__package__) / "style.css").read_bytes()
-            self._answer(200, style, "text/css; charset=utf-8")
+            style = shared_style() + (resources.files(__package__) / "style.css").read_text("utf-8")
+            self._answer(200, style.encode(), "text/css; charset=utf-8")
         elif path == "/":
             name, visit = self._visit_of_cookie() or self.server.visits.start()
             with visit.lock:
@@ -160,14 +147,15 @@ class _Handler(BaseHTTPRequestHandler):
             raise _RefusedError(400, "The request cannot be read.")
         if "Transfer-Encoding" in self.headers:
             raise _RefusedError(400, "Transfer-Encoding is not understood here: send a Content-Length.")
-        if not _is_address(_HOST.fullmatch(host or "")):
+        name = name_in(host or "")
+        if name is None:
             raise _RefusedError(400, "The Host header is missing or malformed.")
         if not _LENGTH.fullmatch("0" if length is None and self.command == "GET" else length or ""):
             raise _RefusedError(400, "The Content-Length header is missing or malformed.")
         if length and (len(length) > 9 or int(length) > MAX_FORM):
             raise _RefusedError(413, "The form is too long.")
-        came_from = _ORIGIN.fullmatch(origin or "")
-        if origin not in (None, "null") and not _is_address(came_from, first=2):
+        came_from = address_in(origin or "")
+        if origin not in (None, "null") and came_from is None:
             raise _RefusedError(400, "The Origin header is malformed.")
         try:
             body = self.rfile.read(int(length or 0))
@@ -175,8 +163,8 @@ class _Handler(BaseHTTPRequestHandler):
             raise _RefusedError(408, "The request took too long.") from None
         if len(body) < int(length or 0):
             raise _RefusedError(400, "The form is shorter than its Content-Length.")
-        is_foreign = origin is not None and (came_from is None or came_from[1].lower() != str(host).lower())
-        if is_foreign or not self.server.is_own_name(str(host)):
+        is_foreign = origin is not None and came_from != str(host).lower()
+        if is_foreign or not is_own_name(name, str(self.server.server_address[0])):
             raise _RefusedError(403, "This request was made for another site.")
         return body
 
@@ -231,11 +219,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Requests are not logged."""
-
-
-def _is_address(found: re.Match[str] | None, *, first: int = 1) -> bool:
-    """Whether the name and port in the groups from `first` on can be an address."""
-    return found is not None and int(found[first + 1] or 0) <= 65535
 
 
 def served(visits: Visits, *, host: str, port: int) -> ShopServer:
