@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from spear_rl.app.build.rollout import tasks_of
-from spear_rl.app.build.training import algorithm_of
+from spear_rl.app.build.training import algorithm_of, sampling_of
 from spear_rl.app.config import Config
 from spear_rl.engines.device import chosen_device, chosen_dtype, free_bytes
+from spear_rl.engines.generation.choice import faster_generator
 from spear_rl.engines.memory import GIB, OVERHEAD, Footprint, automatic_tokens, fitting_tokens, footprint, kv_slots
 from spear_rl.engines.models.gguf import gguf_config, is_gguf
 from spear_rl.engines.models.load import is_function, loading_error, located, model_from_function
@@ -81,11 +82,13 @@ def engine(config: Config) -> Iterator[tuple[str, str]]:
     else:
         way = "padded: scaled_dot_product_attention"
     yield "attention", way
-    if settings.generator == "vllm":
+    generator, why = _generator(config, device, dtype, model)
+    if generator == "vllm" and not why:
         has_it = find_spec("vllm") is not None
         yield "generation", "vLLM, in this process" if has_it else "vLLM, which is not installed: spear-rl[vllm]"
     else:
-        yield "generation", "streamed, captured in CUDA graphs" if packed else "batch by batch"
+        way = "streamed, captured in CUDA graphs" if packed else "batch by batch"
+        yield "generation", f"{'vLLM, in this process' if generator == 'vllm' else way}{why and f' ({why})'}"
     trained = f"an adapter of rank {settings.lora_rank}" if settings.lora_rank else "all weights"
     yield "trained", trained + (", activations recomputed" if settings.checkpointing else "")
 
@@ -113,7 +116,8 @@ def estimate(config: Config, *, free: int | None = None) -> tuple[Footprint, int
     is_gpu = device.type == "cuda"
     if free is None:
         free = free_bytes(device) - int(OVERHEAD * GIB if is_gpu else 0)
-    if settings.generator == "vllm" and is_gpu:
+    is_vllm = _generator(config, device, dtype, model)[0] == "vllm"
+    if is_vllm and is_gpu:
         free -= int(settings.vllm_memory * torch.cuda.mem_get_info(device)[1])
 
     rollout = config.rollout
@@ -128,7 +132,7 @@ def estimate(config: Config, *, free: int | None = None) -> tuple[Footprint, int
             num_trained=trained,
             dtype=dtype,
             kept_tokens=tokens,
-            num_slots=num_slots if packed else 0,
+            num_slots=num_slots if packed and not is_vllm else 0,
             slot_tokens=slot_tokens,
             compiled=packed and is_gpu,
             checkpointing=settings.checkpointing,
@@ -206,6 +210,20 @@ def _choices(config: Config) -> tuple[torch.device, torch.dtype, Any, bool]:
     reads_pictures = settings.model == TINY_VISION or hasattr(getattr(model, "config", None), "vision_config")
     can = has_kernel(device, dtype) and not reads_pictures and (model is None or can_pack(model))
     return device, dtype, model, settings.attention == "packed" or (settings.attention == "auto" and can)
+
+
+def _generator(config: Config, device: torch.device, dtype: torch.dtype, model: Any) -> tuple[str, str]:
+    """(native or vllm, why auto takes it; empty if it is set)."""
+    settings = config.engine
+    if settings.generator != "auto":
+        return settings.generator, ""
+    if model is None:
+        return "native", "auto: a tiny model"
+    padded, memory = settings.attention == "padded", settings.vllm_memory
+    choice = faster_generator(
+        model, device=device, dtype=dtype, padded=padded, sampling=sampling_of(config), vllm_memory=memory
+    )
+    return choice.name, f"auto: {choice.reason}"
 
 
 def _num_weights(model: Any, lora_rank: int, lora_targets: Sequence[str]) -> tuple[int, int]:

@@ -101,7 +101,7 @@ class HFEngine:
         prepare.prepare_layers(model, packed=self.packed, compiled=compiled, checkpointing=checkpointing)
         ends = prepare.all_end_ids(model, tokenizer) if end_ids is None else list(end_ids)
         self._slots: SlotDecoder | None = None
-        if self.packed:
+        if self.packed and sampler is None:
             slots = {"num_slots": num_slots, "slot_tokens": slot_tokens}
             self._slots = SlotDecoder(model, tokenizer, end_ids=ends, plain_head=self._plain_head, **slots)
         decoder: Decoder | VisionDecoder = Decoder(model, tokenizer, pad_id=self.pad_id, end_ids=ends)

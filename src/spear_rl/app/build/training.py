@@ -1,5 +1,6 @@
 """From a configuration to the algorithm and the engine; `rollout` has the parts that need no torch."""
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from spear_rl.app.config import AlgorithmConfig, Config, value_of
 from spear_rl.engines import ENGINES
 from spear_rl.engines.base import TrainableEngine, missing_members
 from spear_rl.engines.device import chosen_device, chosen_dtype
+from spear_rl.engines.generation.choice import Choice, faster_generator
 from spear_rl.engines.memory import kv_slots, memory_guard
 from spear_rl.engines.models.hub import pin
 from spear_rl.engines.models.load import (
@@ -143,8 +145,14 @@ def _spear_options(config: Config, clip: CovarianceClip) -> dict[str, Any]:
     } | {name: getattr(imitation, name) for name in SAME}
 
 
-def engine_of(config: Config, *, folder: Path | None = None) -> TrainableEngine:
-    """The engine that engine.name says, with the policy of a checkpoint `folder` or of engine.model."""
+def engine_of(
+    config: Config, *, folder: Path | None = None, on_choice: Callable[[Choice], object] | None = None
+) -> TrainableEngine:
+    """The engine that engine.name says, with the policy of a checkpoint `folder` or of engine.model.
+
+    Args:
+        on_choice: called with what engine.generator=auto takes.
+    """
     _quiet()
     settings, rollout, name = config.engine, config.rollout, config.engine.name
     if name not in ENGINES and ":" not in name:
@@ -153,16 +161,23 @@ def engine_of(config: Config, *, folder: Path | None = None) -> TrainableEngine:
     make = ENGINES.get(name) or loaded(name, kind="engine", example="my_package.my_engine:make")
     device = chosen_device(settings.device)
     dtype = chosen_dtype(settings.dtype, device)
-    pin(read_record(Path(config.run.dir)).get("models", {}) if config.run.resume else {})
+    record = read_record(Path(config.run.dir)) if config.run.resume else {}
+    pin(record.get("models", {}))
     model, tokenizer, adapter = _model_of(config, folder)
     use_threads(config, model, device, folder)
     processor = tokenizer if hasattr(tokenizer, "image_processor") else None
     tokenizer = tokenizer if processor is None else processor.tokenizer
-    if processor is not None and settings.generator == "vllm":
+    generator: str = settings.generator
+    if generator == "auto":
+        choice = _chosen(config, model, device, dtype, record.get("generator"))
+        generator = choice.name
+        if on_choice:
+            on_choice(choice)
+    if processor is not None and generator == "vllm":
         raise ConfigError("engine.generator=vllm: it is not given pictures here; set engine.generator=native")
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"engine.model: the tokenizer of {settings.model} has no end token, so no answer would end")
-    sampler = _vllm_of(config, model, tokenizer, dtype) if settings.generator == "vllm" else None
+    sampler = _vllm_of(config, model, tokenizer, dtype) if generator == "vllm" else None
     num_slots, slot_tokens = kv_slots(
         rollout.max_context, rollout.max_new_tokens, rollout.num_tasks * rollout.group_size
     )
@@ -239,6 +254,22 @@ def _model_of(config: Config, folder: Path | None) -> tuple[Any, Any, Any]:
         seed=seed,
     )
     return adapter.get_base_model(), tokenizer, adapter
+
+
+def _chosen(
+    config: Config, model: Any, device: torch.device, dtype: torch.dtype, recorded: dict[str, Any] | None
+) -> Choice:
+    """What engine.generator=auto takes: in a resumed run what it began with."""
+    if recorded:
+        return Choice(**recorded)
+    return faster_generator(
+        model,
+        device=device,
+        dtype=dtype,
+        padded=config.engine.attention == "padded",
+        sampling=sampling_of(config),
+        vllm_memory=config.engine.vllm_memory,
+    )
 
 
 def _vllm_of(config: Config, model: Any, tokenizer: Any, dtype: torch.dtype) -> Any:
