@@ -21,12 +21,12 @@ from spear_rl.algorithms import (
 from spear_rl.algorithms.wrapping import AlgorithmError
 from spear_rl.app.build.rollout import Player, expert_texts, runner_of, sampling_of, tasks_of
 from spear_rl.app.build.threads import use_threads
-from spear_rl.app.config import AlgorithmConfig, Config, value_of
+from spear_rl.app.config import AlgorithmConfig, Config, Rollout, value_of
 from spear_rl.engines import ENGINES
 from spear_rl.engines.base import TrainableEngine, missing_members
-from spear_rl.engines.device import chosen_device, chosen_dtype
+from spear_rl.engines.device import chosen_device, chosen_dtype, free_bytes
 from spear_rl.engines.generation.choice import Choice, faster_generator
-from spear_rl.engines.memory import kv_slots, memory_guard
+from spear_rl.engines.memory import GIB, OVERHEAD, kv_slots, memory_guard, training_bytes
 from spear_rl.engines.models.hub import pin
 from spear_rl.engines.models.load import (
     base_name,
@@ -38,6 +38,7 @@ from spear_rl.engines.models.load import (
     with_saved_weights,
 )
 from spear_rl.engines.models.lora import adapter_base, adapter_in_folder, is_adapter, with_adapter
+from spear_rl.engines.models.positions import check_positions, position_limit
 from spear_rl.errors import ConfigError, UserError
 from spear_rl.functional.losses import FixedLength, Reduce, Schedule, SequenceMean, TokenMean, constant, cosine
 from spear_rl.io.escaping import in_words
@@ -154,7 +155,7 @@ def engine_of(
         on_choice: called with what engine.generator=auto takes.
     """
     _quiet()
-    settings, rollout, name = config.engine, config.rollout, config.engine.name
+    settings, name = config.engine, config.engine.name
     if name not in ENGINES and ":" not in name:
         known = f"it is one of: {', '.join(ENGINES)}; or your own: package.module:function"
         raise ConfigError(f"engine.name cannot be {name!r}; {known}")
@@ -165,6 +166,7 @@ def engine_of(
     pin(record.get("models", {}))
     model, tokenizer, adapter = _model_of(config, folder)
     use_threads(config, model, device, folder)
+    check_context(config, model.config)
     processor = tokenizer if hasattr(tokenizer, "image_processor") else None
     tokenizer = tokenizer if processor is None else processor.tokenizer
     generator: str = settings.generator
@@ -178,9 +180,7 @@ def engine_of(
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"engine.model: the tokenizer of {settings.model} has no end token, so no answer would end")
     sampler = _vllm_of(config, model, tokenizer, dtype) if generator == "vllm" else None
-    num_slots, slot_tokens = kv_slots(
-        rollout.max_context, rollout.max_new_tokens, rollout.num_tasks * rollout.group_size
-    )
+    num_slots, slot_tokens = _slots_of(config, model, device, dtype)
     with memory_guard("loading the model", "set engine.dtype=bfloat16 or take a smaller model"):
         try:
             engine = make(
@@ -211,6 +211,18 @@ def engine_of(
     if missing := missing_members(engine):
         raise ConfigError(f"engine.name={name}: it returned {type(engine).__name__}, which lacks {', '.join(missing)}")
     return engine
+
+
+def check_context(config: Config, model_config: Any) -> None:
+    """Refuse a rollout.max_context that the model has no positions for; warn if it is the default or a resumed run's."""
+    rollout = config.rollout
+    check_positions(
+        model_config,
+        config.engine.model,
+        max_context=rollout.max_context,
+        max_new_tokens=rollout.max_new_tokens,
+        lenient=bool(config.run.resume) or rollout.max_context == Rollout().max_context,
+    )
 
 
 def policy_in_folder(config: Config, folder: Path) -> Any:
@@ -256,6 +268,24 @@ def _model_of(config: Config, folder: Path | None) -> tuple[Any, Any, Any]:
     return adapter.get_base_model(), tokenizer, adapter
 
 
+def _slots_of(config: Config, model: Any, device: torch.device, dtype: torch.dtype) -> tuple[int, int]:
+    """(slots, tokens per slot) of the KV cache, by what the model leaves of a GPU's memory."""
+    rollout, room = config.rollout, None
+    if device.type == "cuda":
+        weights = sum(p.numel() for p in model.parameters())
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        held = training_bytes(weights, trained, dtype) * (2 if algorithm_of(config).critic else 1)
+        room = free_bytes(device) - int(OVERHEAD * GIB) - held
+    return kv_slots(
+        model.config,
+        dtype,
+        max_context=rollout.max_context,
+        max_new_tokens=rollout.max_new_tokens,
+        num_episodes=rollout.num_tasks * rollout.group_size,
+        room=room,
+    )
+
+
 def _chosen(
     config: Config, model: Any, device: torch.device, dtype: torch.dtype, recorded: dict[str, Any] | None
 ) -> Choice:
@@ -275,7 +305,7 @@ def _chosen(
 def _vllm_of(config: Config, model: Any, tokenizer: Any, dtype: torch.dtype) -> Any:
     from spear_rl.engines.vllm import VLLMGenerator
 
-    rollout, share = config.rollout, config.engine.vllm_memory
+    longest, share = config.rollout.max_context + config.rollout.max_new_tokens, config.engine.vllm_memory
     with memory_guard("starting vLLM", f"set engine.vllm_memory (it is {share}) to what the GPU has left"):
         return VLLMGenerator(
             model,
@@ -283,7 +313,7 @@ def _vllm_of(config: Config, model: Any, tokenizer: Any, dtype: torch.dtype) -> 
             sampling=sampling_of(config),
             dtype=dtype,
             gpu_memory_utilization=share,
-            max_model_len=rollout.max_context + rollout.max_new_tokens,
+            max_model_len=min(longest, position_limit(model.config) or longest),
             seed=config.run.seed,
             trust_remote_code=config.engine.trust_remote_code,
         )

@@ -1,4 +1,4 @@
-"""engine.generator=auto: our own generator or vLLM, whichever is faster for a model. docs/gpu.md has the measurements."""
+"""engine.generator=auto: our own generator or vLLM, whichever is faster for a model. docs/gpu.md says why."""
 
 from dataclasses import dataclass
 from importlib import import_module
