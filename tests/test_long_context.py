@@ -23,7 +23,7 @@ from spear_rl.rollout.env import Observation, StepResult, Task
 from test_agreement import AGREE
 
 LONG = 16_384
-PAGE = " code".join(str(number % 10) for number in range(4000))
+PAGE = " code ".join(str(number % 10) for number in range(4000))
 """About 8,000 tokens of the toy's tokenizer."""
 
 
@@ -72,7 +72,7 @@ def test_episodes_of_sixteen_thousand_tokens_are_played_and_learned_from(spear, 
     [row] = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert row["rollout/turns"] == 2, "the second prompt has 16,000 tokens and is played"
     assert len(widths) >= 2, "the cold start and the step"
-    assert all(15_000 < width <= LONG + 3 for width in widths)
+    assert all(15_000 < width <= LONG + 3 for width in widths), widths
 
 
 def row_of(tokenizer, num_tokens: int) -> list[int]:
