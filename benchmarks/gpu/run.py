@@ -71,7 +71,9 @@ def main(defaults: Sequence[str] = (), description: str | None = None) -> None:
     asked.add_argument("--option", action="append", default=[], help="PART:KEY=VALUE for our engine in that part")
     asked.add_argument("--vllm-option", action="append", default=[], help="KEY=VALUE for vLLM's LLM")
     asked.add_argument("--verl-option", action="append", default=[], help="KEY=VALUE for verl")
-    asked.add_argument("--size", action="append", default=[], help="PART:NAME=VALUE, an argument of that part's program")
+    asked.add_argument(
+        "--size", action="append", default=[], help="PART:NAME=VALUE, an argument of that part's program"
+    )
     asked.add_argument("--timeout", type=int, default=300, help="seconds a process may take")
     asked.add_argument("--total", type=int, default=86400, help="seconds after which no process goes on")
     asked.add_argument("--out", type=Path, default=Path("benchmarks_gpu.json"))
@@ -96,7 +98,9 @@ def main(defaults: Sequence[str] = (), description: str | None = None) -> None:
             error = _run(command, left, _environment(engine, arguments)) if left > 0 else "no time was left"
             result = json.loads(out.read_text("utf-8")) if out.is_file() else {"error": error}
             results[f"{part}:{engine}"] = result | {"process_s": round(time.perf_counter() - start, 1)}
-            arguments.out.write_text(json.dumps(about | results, indent=1), "utf-8")  # a run cut short keeps what it has
+            arguments.out.write_text(
+                json.dumps(about | results, indent=1), "utf-8"
+            )  # a run cut short keeps what it has
             print(f"{part}:{engine} {results[f'{part}:{engine}']['process_s']} s {error or ''}", flush=True)
     shown = lines(results)
     kept = about | results | {"table": [asdict(line) for line in shown]}

@@ -165,7 +165,12 @@ def trl(model: Any, tokenizer: Any, batches: list[Batch], arguments: Any) -> lis
             prompt_ids.append(ids[attention & ~mask].tolist())
             answers.append(ids[mask].tolist())
         clock["rollout"] = time.perf_counter() - start
-        return {"prompt_ids": prompt_ids, "completion_ids": answers, "logprobs": None, "coin": [0.0, 1.0] * (count // 2)}
+        return {
+            "prompt_ids": prompt_ids,
+            "completion_ids": answers,
+            "logprobs": None,
+            "coin": [0.0, 1.0] * (count // 2),
+        }
 
     class Clock(TrainerCallback):  # type: ignore[misc]
         def on_step_begin(self, *args: Any, **kwargs: Any) -> None:

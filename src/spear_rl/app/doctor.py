@@ -14,7 +14,16 @@ from spear_rl.app.build.training import algorithm_of, check_context, sampling_of
 from spear_rl.app.config import Config, Rollout
 from spear_rl.engines.device import chosen_device, chosen_dtype, free_bytes
 from spear_rl.engines.generation.choice import faster_generator
-from spear_rl.engines.memory import GIB, OVERHEAD, Footprint, automatic_tokens, fitting_tokens, footprint, kv_slots, training_bytes
+from spear_rl.engines.memory import (
+    GIB,
+    OVERHEAD,
+    Footprint,
+    automatic_tokens,
+    fitting_tokens,
+    footprint,
+    kv_slots,
+    training_bytes,
+)
 from spear_rl.engines.models.gguf import gguf_config, is_gguf
 from spear_rl.engines.models.load import is_function, loading_error, located, model_from_function
 from spear_rl.engines.models.lora import adapter_origin, is_adapter, is_linear
