@@ -7,6 +7,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -73,6 +74,58 @@ def test_verl_is_given_the_same_tasks_limits_and_updates(tmp_path):
     assert keys["trainer.total_training_steps"] == 8
     assert (keys["data.max_prompt_length"], keys["data.max_response_length"]) == (MAX_CONTEXT, 32)
     assert config.rollout.stop == ["</action>"]
+
+
+class FakeEngine:
+    """vLLM's engine: requests are finished in another order than they came."""
+
+    def __init__(self) -> None:
+        self.pending: list[tuple[str, int]] = []
+        self.num_steps = 0
+
+    def add_request(self, request_id, prompt, params) -> None:
+        assert prompt["prompt_token_ids"]
+        assert params.ignore_eos
+        assert params.logprobs == 0
+        self.pending.append((request_id, params.max_tokens))
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.pending)
+
+    def step(self):
+        self.num_steps += 1
+        done = self.pending.pop(self.num_steps % len(self.pending))
+        return [SimpleNamespace(request_id=done[0], finished=True, outputs=[SimpleNamespace(token_ids=(1,) * done[1])])]
+
+
+def test_vllm_is_driven_through_every_turn_of_every_episode(monkeypatch):
+    from benchmarks.gpu import agentic
+
+    engine = FakeEngine()
+
+    class FakeLLM:
+        def __init__(self, **settings) -> None:
+            assert settings["enable_prefix_caching"]
+            self.llm_engine, self.reset_prefix_cache = engine, lambda: True
+
+        def generate(self, inputs, params, *, use_tqdm):
+            assert len(inputs) == len(params)
+            return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=(1,) * p.max_tokens)]) for p in params]
+
+    for name, contents in {
+        "vllm": {"LLM": FakeLLM, "SamplingParams": lambda **given: SimpleNamespace(**given)},
+        "vllm.sampling_params": {"RequestOutputKind": SimpleNamespace(FINAL_ONLY=2)},
+    }.items():
+        module = ModuleType(name)
+        module.__dict__.update(contents)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda name: range(5000))
+    arguments = Namespace(**agentic.SIZES["cpu"], model="folder", option=[])
+    for name, (play, vocabulary) in agentic.vllm(arguments):
+        episodes = agentic.episodes_of(arguments, vocabulary, 0)
+        play(episodes)
+        assert all(episode.turn == arguments.turns for episode in episodes), name
+    assert engine.num_steps == arguments.episodes * arguments.turns
 
 
 @pytest.mark.slow

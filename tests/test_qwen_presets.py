@@ -86,7 +86,7 @@ def test_the_estimate_for_3b_and_7b_is_what_arithmetic_by_hand_gives(card, size)
     one = 1024 * 2 * layers * kv_width * 2  # 1000 + 22 + 2 tokens, keys and values, two bytes each
     slots = min(128, max(int(room / 2 / one) - 1, 8))
     assert taken.slots == (slots + 1) * one
-    # Saved for the backward pass, in units of two bytes: twice a norm's input in float32 and its output, q, k, v and the
+    # Saved for the backward pass, in units of two bytes: twice a norm's input in float32 and its output, q, k, v and
     # attention's output, o's input, the feed-forward part's two inner products and what is made of them.
     low = 2 * (6 * hidden + 2 * kv_width + 3 * inner)
     high = 2 * (16 * hidden + 4 * kv_width + 5 * inner)

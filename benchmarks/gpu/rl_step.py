@@ -323,7 +323,7 @@ def verl(tasks: Sequence[Task], arguments: Any) -> dict[str, Any]:
         text = log.read_text("utf-8", errors="replace")
         if code:
             print(text[-6000:])
-            raise RuntimeError(f"verl ended with code {code}")
+            raise RuntimeError(f"verl ended with code {code}: {text.strip().splitlines()[-1] if text.strip() else ''}")
         found = steps_of(log)
     if len(found) < arguments.warmups + arguments.steps:
         print(text[-6000:])

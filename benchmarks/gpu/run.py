@@ -6,7 +6,8 @@
     python -m benchmarks.gpu --only generation rl_step:trl
     python -m benchmarks.gpu --only training --size training:layout=log
 
-Programs beside this folder run one comparison each: agentic_rollouts.py, training_peers.py, rl_step_peers.py. A part whose library is missing or that fails shows "-", and the reason stands below the table.
+Programs beside this folder run one comparison each: agentic_rollouts.py, training_peers.py, rl_step_peers.py.
+A part whose library is missing or that fails shows "-", and the reason stands below the table.
 """
 
 from __future__ import annotations

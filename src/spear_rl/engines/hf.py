@@ -117,8 +117,8 @@ class HFEngine:
         self._micro_batch_tokens, self._max_kept_tokens = prepare.token_limits(
             micro_batch_tokens, max_kept_tokens, model, self._masters, self._slots, compiled, checkpointing
         )
-        settings = {"micro_batch_tokens": self._micro_batch_tokens, "checkpointing": checkpointing}
-        self._advice = partial(smaller_settings, **settings, has_adapter=adapter is not None)
+        size, lora = self._micro_batch_tokens, adapter is not None
+        self._advice = partial(smaller_settings, micro_batch_tokens=size, checkpointing=checkpointing, has_adapter=lora)
 
     def reset_optimizer(self, learning_rate: float) -> None:
         fused = self.model.device.type == "cuda"

@@ -214,7 +214,7 @@ def engine_of(
 
 
 def check_context(config: Config, model_config: Any) -> None:
-    """Refuse a rollout.max_context that the model has no positions for; warn if it is the default or a resumed run's."""
+    """Refuse a rollout.max_context that the model has no positions for; the default or a resumed run's warns."""
     rollout = config.rollout
     check_positions(
         model_config,
