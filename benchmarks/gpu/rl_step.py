@@ -7,7 +7,7 @@ that plays through transformers' generate and keeps its weights in bfloat16 (its
 masters). `trl-vllm` is the same with vLLM colocated, all living episodes in one call per turn, without the forward pass
 for importance weights. `verl` is verl's own synchronous trainer with vLLM; our agent loop plays the same tasks there,
 and verl looks for finished episodes every tenth of a second instead of every two seconds. The table shows the turns and
-tokens of each.
+tokens of each (verl's log counts observations with the answers, so its tokens are in the JSON only).
 """
 
 from __future__ import annotations
@@ -335,7 +335,7 @@ def verl(tasks: Sequence[Task], arguments: Any) -> dict[str, Any]:
             "rollout_s": step.get("timing_s/gen", 0.0),
             "update_s": step["timing_s/step"] - step.get("timing_s/gen", 0.0),
             "turns": step.get("num_turns/mean", 0.0) * episodes,
-            "tokens": step.get("response_length/mean", 0.0) * episodes,
+            "response_tokens": step.get("response_length/mean", 0.0) * episodes,  # observations included
             "replayed": 0.0,
             "old_log_prob_s": step.get("timing_s/old_log_prob", 0.0),
             "update_actor_s": step.get("timing_s/update_actor", 0.0),
