@@ -144,6 +144,16 @@ def test_a_run_says_and_records_what_it_took_and_a_resume_keeps_it(spear, tmp_pa
     assert f"engine.generator=auto took native: {recorded['reason']}" in text
 
 
+def test_an_evaluation_says_what_it_took(spear, tmp_path, tokenizer):
+    from spear_rl.engines.models.tiny import tiny_model
+
+    tiny_model("tiny-xs", tokenizer).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    code, text = spear("eval", tmp_path, "--env", "lookup", "--tasks", 2, "--set", "engine.generator=auto")
+    assert code == 0, text
+    assert "engine.generator=auto takes native: without a GPU" in text
+
+
 def test_a_resume_that_took_vllm_asks_for_vllm_again(spear, tmp_path, monkeypatch):
     run = tmp_path / "run"
     settings = ["run.threads=1", "sft.episodes=0", "eval.tasks=0", "eval.every=0", f"run.dir={run}"]
