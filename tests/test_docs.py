@@ -13,6 +13,7 @@ import importlib.util
 import inspect
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 import tomllib
@@ -282,15 +283,31 @@ def test_every_metric_that_the_docs_name_is_explained():
 
 def test_the_differences_in_the_result_tables_are_those_of_the_detailed_tables():
     figures = module_at(ROOT / "benchmarks" / "figures.py")
-    pages = [(ROOT / name).read_text("utf-8") for name in ("README.md", "docs/results.md")]
+    page = (ROOT / "docs" / "results.md").read_text("utf-8")
     found = figures.comparisons()
     assert len(found) == 4
     for comparison in found:
         for at in (figures.early(comparison), -1):
             mean, low, high = (100 * x for x in figures.paired_difference(comparison, at))
-            assert all(f"{mean:+.1f} ({low:+.1f} to {high:+.1f})" in page for page in pages), comparison.label
+            assert f"{mean:+.1f} ({low:+.1f} to {high:+.1f})" in page, comparison.label
         means = [sum(seed[-1] for seed in arm) / len(arm) for arm in (comparison.base, comparison.spear)]
-        assert all(f"| {means[0]:.3f} | {means[1]:.3f} |" in page for page in pages), comparison.label
+        assert f"| {means[0]:.3f} | {means[1]:.3f} |" in page, comparison.label
+
+
+def test_the_differences_in_the_readme_are_the_means_of_the_detailed_table():
+    details = (ROOT / "docs" / "results_details.md").read_text("utf-8").split("\n## Four bases on five small tasks")[1]
+    of_task = re.findall(r"^\| `(\w+)` \| (.*;.*) \|$", details.split("\n## ")[0], re.MULTILINE)
+    readme = re.findall(
+        r"^\| `.*\| [\d.]+ \| (.*) \((.*)\) \| (.*) \((.*)\) \|$", (ROOT / "README.md").read_text("utf-8"), re.M
+    )
+    assert len(of_task) == len(readme) == 5
+    for (_, cells), shown in zip(of_task, readme, strict=True):
+        for place in (0, 1):  # the paper's SPEAR, ours
+            pairs = [float(n) for cell in cells.split(" | ") for n in re.findall(r"[+-][\d.]+", cell.split(";")[place])]
+            assert len(pairs) == 8
+            mean, error = (float(re.findall(r"[+-]?\d+\.\d", shown[2 * place + k])[0]) for k in (0, 1))
+            assert mean == pytest.approx(statistics.fmean(pairs), abs=0.11)
+            assert error == pytest.approx(statistics.stdev(pairs) / 8**0.5, abs=0.11)
 
 
 def test_the_figures_can_be_drawn_from_the_tables_and_are_small(tmp_path):

@@ -120,6 +120,7 @@ def folder(tmp_path_factory, tokenizer):
     """A model whose training takes most of its memory for activations."""
     path = tmp_path_factory.mktemp("model")
     config = transformers.LlamaConfig(**(AGREE["Llama"] | {"num_hidden_layers": 8, "hidden_size": 128}))
+    config.max_position_embeddings = 8192
     transformers.LlamaForCausalLM(config).save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path

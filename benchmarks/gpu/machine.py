@@ -7,7 +7,9 @@ import gc
 import json
 import platform
 import resource
+import shlex
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -16,7 +18,7 @@ from typing import Any
 
 import torch
 
-PACKAGES = ("torch", "triton", "transformers", "accelerate", "trl", "vllm", "flash-attn", "numpy", "spear-rl")
+PACKAGES = ("torch", "triton", "transformers", "accelerate", "trl", "vllm", "verl", "flash-attn", "numpy", "spear-rl")
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -102,7 +104,7 @@ def median(values: Sequence[float]) -> float:
 
 def report(result: dict[str, Any], out: Path | None) -> None:
     """Print a part's result and keep it."""
-    text = json.dumps(result | {"facts": facts()})
+    text = json.dumps({"seed": 0} | result | {"command": shlex.join(sys.argv), "facts": facts()})
     print(text, flush=True)
     if out:
         out.write_text(text, "utf-8")

@@ -4,7 +4,10 @@ Everybody plays the same environments with the same model, growing conversations
 reward would be 0 for an untrained model, and nothing to learn from is no work: episodes are paid by a coin that their
 own text tosses. `base` is GRPO, `spear` is GRPO with SPEAR's replay, and `trl` is TRL's GRPOTrainer with a rollout_func
 that plays through transformers' generate and keeps its weights in bfloat16 (its fastest setting; ours keeps float32
-masters).
+masters). `trl-vllm` is the same with vLLM colocated, all living episodes in one call per turn, without the forward pass
+for importance weights. `verl` is verl's own synchronous trainer with vLLM; our agent loop plays the same tasks there,
+and verl looks for finished episodes every tenth of a second instead of every two seconds. The table shows the turns and
+tokens of each (verl's log counts observations with the answers, so its tokens are in the JSON only).
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import random
 import time
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,7 +35,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 LEARNING_RATE = 1e-6
 STOP = "</action>"
-MAX_CONTEXT = 4096
+MAX_CONTEXT = 2048
 
 
 class CoinEnv:
@@ -59,19 +63,26 @@ def coin_env(task: Task, num_turns: int) -> CoinEnv:
     return CoinEnv(task.make_env, num_turns)
 
 
+def coin_tasks(split: str = "train", *, turns: int = 10, max_tasks: int = 64) -> list[Task]:
+    """The panel of `task.env=benchmarks.gpu.rl_step:coin_tasks`."""
+    panel = ENVIRONMENTS["household"](split, level="easy")[:max_tasks]
+    return [replace(task, make_env=partial(coin_env, task, turns)) for task in panel]
+
+
 def main() -> None:
     asked = parser(__doc__)
-    asked.add_argument("--engine", choices=["base", "spear", "trl"], default="base")
+    asked.add_argument("--engine", choices=["base", "spear", "trl", "trl-vllm", "verl"], default="base")
     for name in ("tasks", "siblings", "turns", "new-tokens", "steps", "warmups", "trl-rows"):
         asked.add_argument(f"--{name}", type=int)
     asked.add_argument("--trl-weights", choices=["bf16", "fp32"], default="bf16", help="fp32 computes by autocast")
-    asked.add_argument("--option", action="append", default=[], help="KEY=VALUE for our engine")
+    asked.add_argument("--vllm-memory", type=float, default=0.3, help="share of the GPU for TRL's and verl's vLLM")
+    asked.add_argument("--option", action="append", default=[], help="KEY=VALUE for our engine, or for verl")
     arguments = sized(asked.parse_args(), SIZES)
-    panel = ENVIRONMENTS["household"]("train", level="easy")[: arguments.tasks * 4]
-    tasks = [replace(task, make_env=partial(coin_env, task, arguments.turns)) for task in panel]
+    tasks = coin_tasks(turns=arguments.turns, max_tasks=arguments.tasks * 4)
     if arguments.engine == "trl" and arguments.device == "cuda":
         arguments.steps, arguments.warmups = 2, 1  # a step takes it long, and it compiles nothing
-    result = trl(tasks, arguments) if arguments.engine == "trl" else ours(tasks, arguments)
+    play = {"trl": trl, "trl-vllm": trl, "verl": verl}.get(arguments.engine, ours)
+    result = play(tasks, arguments)
     size = {name: getattr(arguments, name) for name in SIZES["cuda"]}
     report(
         {"part": "rl_step", "engine": arguments.engine, "sizes": size, "results": {arguments.engine: result}},
@@ -161,6 +172,35 @@ def trl(tasks: Sequence[Task], arguments: Any) -> dict[str, Any]:
         stop_strings=[STOP],
     )
     counts: dict[str, float] = {}
+    with_vllm = arguments.engine == "trl-vllm"
+    if with_vllm:
+        model.name_or_path = arguments.model  # where TRL's vLLM reads it
+
+    def from_transformers(prompts: list[list[int]], trainer: Any) -> list[list[int]]:
+        batch = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
+        batch = batch.to(trainer.accelerator.device)
+        with torch.no_grad(), unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator) as unwrapped:
+            out = unwrapped.generate(
+                input_ids=batch["input_ids"],
+                attention_mask=batch["attention_mask"],
+                generation_config=settings,
+                tokenizer=tokenizer,
+            )
+        return [_without_padding(row, tokenizer) for row in out[:, batch["input_ids"].shape[1] :].tolist()]
+
+    def from_vllm(prompts: list[list[int]], trainer: Any) -> list[list[int]]:
+        from vllm import SamplingParams
+
+        params = SamplingParams(
+            temperature=1.0,
+            max_tokens=arguments.new_tokens,
+            stop=[STOP],
+            include_stop_str_in_output=True,
+            logprobs=0,
+        )
+        inputs: Any = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = trainer.vllm_generation.llm.generate(inputs, params, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
 
     def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
         """Play every episode turn by turn, all living ones in one padded batch."""
@@ -174,17 +214,8 @@ def trl(tasks: Sequence[Task], arguments: Any) -> dict[str, Any]:
         rewards, living = [0.0] * len(prompts), list(range(len(prompts)))
         turns = tokens = 0
         while living:
-            batch = tokenizer.pad({"input_ids": [ids[i] for i in living]}, padding_side="left", return_tensors="pt")
-            batch = batch.to(trainer.accelerator.device)
-            with torch.no_grad(), unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator) as unwrapped:
-                out = unwrapped.generate(
-                    input_ids=batch["input_ids"],
-                    attention_mask=batch["attention_mask"],
-                    generation_config=settings,
-                    tokenizer=tokenizer,
-                )
-            for i, row in zip(list(living), out[:, batch["input_ids"].shape[1] :].tolist(), strict=True):
-                said = _without_padding(row, tokenizer)
+            answers = (from_vllm if with_vllm else from_transformers)([ids[i] for i in living], trainer)
+            for i, said in zip(list(living), answers, strict=True):
                 turns, tokens = turns + 1, tokens + len(said)
                 result = envs[i].step(renderer.parse(said))
                 rewards[i] += result.reward
@@ -197,10 +228,9 @@ def trl(tasks: Sequence[Task], arguments: Any) -> dict[str, Any]:
                     masks[i] += [0] * (len(following) - len(ids[i]) - len(said))
                     ids[i] = following
         counts.update(turns=float(turns), tokens=float(tokens), rollout_s=time.perf_counter() - start)
-        answers = [all_ids[len(prompt) :] for all_ids, prompt in zip(ids, opening, strict=True)]
         return {
             "prompt_ids": opening,
-            "completion_ids": answers,
+            "completion_ids": [all_ids[len(prompt) :] for all_ids, prompt in zip(ids, opening, strict=True)],
             "logprobs": None,
             "env_mask": masks,
             "coin": rewards,
@@ -221,6 +251,13 @@ def trl(tasks: Sequence[Task], arguments: Any) -> dict[str, Any]:
             self.steps.append({"seconds": taken, "update_s": taken - counts["rollout_s"], "replayed": 0.0} | counts)
 
     num_episodes = arguments.tasks * arguments.siblings
+    vllm_settings: dict[str, Any] = {
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_gpu_memory_utilization": arguments.vllm_memory,
+        "vllm_max_model_length": MAX_CONTEXT + arguments.new_tokens,
+        "vllm_importance_sampling_correction": False,
+    }
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
         trainer = GRPOTrainer(
@@ -243,6 +280,7 @@ def trl(tasks: Sequence[Task], arguments: Any) -> dict[str, Any]:
                 save_strategy="no",
                 logging_strategy="no",
                 disable_tqdm=True,
+                **(vllm_settings if with_vllm else {}),
             ),
             train_dataset=Dataset.from_list([{"prompt": task.id} for task in tasks]),
             processing_class=tokenizer,
@@ -251,6 +289,108 @@ def trl(tasks: Sequence[Task], arguments: Any) -> dict[str, Any]:
         )
         trainer.train()
     return summary(clock.steps, arguments)
+
+
+def verl(tasks: Sequence[Task], arguments: Any) -> dict[str, Any]:
+    """Runs `spear verl` with verl's own trainer in a process group of its own, and reads its log."""
+    import os
+    import signal
+    import subprocess
+    import tempfile
+    from pathlib import Path
+
+    from benchmarks.in_verl.__main__ import steps_of
+
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(root), str(root / "src")]))
+    own = {"VERL_USE_EXTERNAL_MODULES": "spear_rl.integrations.verl.trainer,benchmarks.in_verl.same_answers"}
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        with log.open("w") as out:
+            process = subprocess.Popen(
+                verl_command(arguments, folder),
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=os.environ | own | {"PYTHONPATH": path},
+                cwd=root,
+                start_new_session=True,
+            )
+            try:
+                code = process.wait()
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGTERM)
+        text = log.read_text("utf-8", errors="replace")
+        if code:
+            print(text[-6000:])
+            raise RuntimeError(f"verl ended with code {code}: {text.strip().splitlines()[-1] if text.strip() else ''}")
+        found = steps_of(log)
+    if len(found) < arguments.warmups + arguments.steps:
+        print(text[-6000:])
+        raise RuntimeError(f"verl's log tells of {len(found)} steps")
+    episodes = arguments.tasks * arguments.siblings
+    steps = [
+        {
+            "seconds": step["timing_s/step"],
+            "rollout_s": step.get("timing_s/gen", 0.0),
+            "update_s": step["timing_s/step"] - step.get("timing_s/gen", 0.0),
+            "turns": step.get("num_turns/mean", 0.0) * episodes,
+            "response_tokens": step.get("response_length/mean", 0.0) * episodes,  # observations included
+            "replayed": 0.0,
+            "old_log_prob_s": step.get("timing_s/old_log_prob", 0.0),
+            "update_actor_s": step.get("timing_s/update_actor", 0.0),
+        }
+        for step in found
+    ]
+    peak = max(step.get("perf/max_memory_allocated_gb", 0.0) for step in found)
+    return summary(steps, arguments) | {"peak_gib": peak, "last_metrics": found[-1]}
+
+
+def verl_command(arguments: Any, folder: str) -> list[str]:
+    """`spear verl` on the same tasks, its settings for one GPU made fast: bfloat16, CUDA graphs, a larger KV cache."""
+    import sys
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    text = (Path(__file__).parents[1] / "in_verl" / "one_gpu.txt").read_text("utf-8")
+    theirs = dict(line.split("=", 1) for line in text.split())
+    theirs |= {
+        "actor_rollout_ref.actor.fsdp_config.dtype": "bfloat16",
+        "actor_rollout_ref.actor.fsdp_config.model_dtype": "bf16",
+        "actor_rollout_ref.rollout.enforce_eager": "False",
+        "actor_rollout_ref.rollout.max_num_seqs": str(max(arguments.tasks * arguments.siblings, 128)),
+        "+actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes": "16000000000",
+        "trainer.v1.trainer_mode": "sync",
+    }
+    if find_spec("flash_attn") is not None:
+        del theirs["+actor_rollout_ref.model.override_config.attn_implementation"]
+        theirs["actor_rollout_ref.model.use_remove_padding"] = "True"
+    theirs |= dict(option.split("=", 1) for option in arguments.option)
+    ours = {
+        "task.env": "benchmarks.gpu.rl_step:coin_tasks",
+        "task.options.turns": arguments.turns,
+        "task.options.max_tasks": arguments.tasks * 4,
+        "engine.model": str(Path(arguments.model).absolute()),
+        "engine.vllm_memory": arguments.vllm_memory,
+        "rollout.num_tasks": arguments.tasks,
+        "rollout.group_size": arguments.siblings,
+        "rollout.max_turns": arguments.turns,
+        "rollout.max_new_tokens": arguments.new_tokens,
+        "rollout.max_context": MAX_CONTEXT,
+        "rollout.stop": f'["{STOP}"]',
+        "rollout.layout": "chat",
+        "algorithm.name": "grpo",
+        "algorithm.invalid_penalty": 0,
+        "optim.learning_rate": LEARNING_RATE,
+        "sft.episodes": 0,
+        "eval.tasks": 0,
+        "eval.every": 0,
+        "run.steps": arguments.warmups + arguments.steps,
+        "run.checkpoint_every": 1_000_000,
+        "run.dir": f"{folder}/run",
+    }
+    words = [f"{key}={value}" for key, value in ours.items()]
+    return [sys.executable, "-m", "spear_rl.cli", "verl", *words, "--", *(f"{k}={v}" for k, v in theirs.items())]
 
 
 def _shown(instructions: str, observation: Observation) -> str:

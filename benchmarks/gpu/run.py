@@ -4,7 +4,9 @@
     python -m benchmarks.gpu --device cpu --model tiny                  # a rehearsal
     python -m benchmarks.gpu --vllm-path VLLM_SITE_PACKAGES             # vLLM wants another transformers than ours
     python -m benchmarks.gpu --only generation rl_step:trl
+    python -m benchmarks.gpu --only training --size training:layout=log
 
+Programs beside this folder run one comparison each: agentic_rollouts.py, training_peers.py, rl_step_peers.py.
 A part whose library is missing or that fails shows "-", and the reason stands below the table.
 """
 
@@ -13,10 +15,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +30,17 @@ from typing import Any
 PARTS: dict[str, list[str]] = {
     "floor": ["floor"],
     "generation": ["ours", "transformers", "transformers-static", "vllm"],
-    "training": ["ours", "ours-roomy", "plain", "plain-mixed"],
-    "rl_step": ["base", "spear", "trl"],
+    "agentic": ["ours", "vllm"],
+    "training": ["ours", "ours-roomy", "plain", "plain-flash", "plain-mixed", "trl"],
+    "rl_step": ["base", "spear", "trl", "trl-vllm", "verl"],
     "alfworld": ["ours"],
 }
+
+
+WITH_VLLM = ("vllm", "trl-vllm", "verl")
+"""Engines that need vLLM on their import path."""
+
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -42,10 +55,13 @@ class Line:
     """How ours stands to it."""
 
 
-def main() -> None:
+def main(defaults: Sequence[str] = (), description: str | None = None) -> None:
+    """Runs with `defaults` before the words of the command line."""
     import torch
 
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked = argparse.ArgumentParser(
+        description=description or __doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     asked.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cuda", "cpu"])
     asked.add_argument("--model", default="smollm2", help="smollm2, tiny or a transformers folder")
     asked.add_argument("--only", nargs="+", metavar="PART[:ENGINE]", help=f"of {', '.join(PARTS)}")
@@ -55,27 +71,41 @@ def main() -> None:
     asked.add_argument("--trl-python", default=sys.executable, help="an interpreter that has TRL")
     asked.add_argument("--option", action="append", default=[], help="PART:KEY=VALUE for our engine in that part")
     asked.add_argument("--vllm-option", action="append", default=[], help="KEY=VALUE for vLLM's LLM")
+    asked.add_argument("--verl-option", action="append", default=[], help="KEY=VALUE for verl")
+    asked.add_argument(
+        "--size", action="append", default=[], help="PART:NAME=VALUE, an argument of that part's program"
+    )
     asked.add_argument("--timeout", type=int, default=300, help="seconds a process may take")
+    asked.add_argument("--total", type=int, default=86400, help="seconds after which no process goes on")
     asked.add_argument("--out", type=Path, default=Path("benchmarks_gpu.json"))
-    arguments = asked.parse_args()
+    arguments = asked.parse_args([*defaults, *sys.argv[1:]])
 
+    about = {"command": shlex.join([sys.executable, *sys.argv]), "model": arguments.model, "device": arguments.device}
+    end = time.monotonic() + arguments.total
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        model = arguments.model
+        model = str(Path(arguments.model).absolute())
         if not Path(model).is_dir():
             model = f"{folder}/model"
-            _run([sys.executable, "-m", "benchmarks.gpu.prepare", "--model", arguments.model, model], arguments, {})
+            prepare = [sys.executable, "-m", "benchmarks.gpu.prepare", "--device", "cpu"]
+            if error := _run([*prepare, "--model", arguments.model, model], arguments.total, {}):
+                sys.exit(f"the model cannot be prepared: {error}")
         for part, engine in chosen(arguments):
             out = Path(folder) / "result.json"
             out.unlink(missing_ok=True)
             start = time.perf_counter()
-            error = _run(_command(part, engine, model, out, arguments), arguments, _environment(engine, arguments))
+            left = min(arguments.timeout, int(end - time.monotonic()))
+            command = _command(part, engine, model, out, arguments)
+            error = _run(command, left, _environment(engine, arguments)) if left > 0 else "no time was left"
             result = json.loads(out.read_text("utf-8")) if out.is_file() else {"error": error}
             results[f"{part}:{engine}"] = result | {"process_s": round(time.perf_counter() - start, 1)}
-            arguments.out.write_text(json.dumps(results, indent=1), "utf-8")  # a run cut short keeps what it has
+            arguments.out.write_text(
+                json.dumps(about | results, indent=1), "utf-8"
+            )  # a run cut short keeps what it has
             print(f"{part}:{engine} {results[f'{part}:{engine}']['process_s']} s {error or ''}", flush=True)
     shown = lines(results)
-    arguments.out.write_text(json.dumps(results | {"table": [asdict(line) for line in shown]}, indent=1), "utf-8")
+    kept = about | results | {"table": [asdict(line) for line in shown]}
+    arguments.out.write_text(json.dumps(kept, indent=1), "utf-8")
     print("\n" + table(shown))
     for name, result in results.items():
         if "error" in result:
@@ -97,7 +127,8 @@ def chosen(arguments: Any) -> list[tuple[str, str]]:
 
 
 def _command(part: str, engine: str, model: str, out: Path, arguments: Any) -> list[str]:
-    python = {"vllm": arguments.vllm_python, "trl": arguments.trl_python}.get(engine, sys.executable)
+    pythons = {"trl": arguments.trl_python} | dict.fromkeys(WITH_VLLM, arguments.vllm_python)
+    python = pythons.get(engine, sys.executable)
     command = [
         python,
         "-m",
@@ -112,36 +143,49 @@ def _command(part: str, engine: str, model: str, out: Path, arguments: Any) -> l
     if part != "floor":
         command += ["--engine", engine]
     options = [o.partition(":")[2] for o in arguments.option if o.partition(":")[0] == part]
+    for size in arguments.size:
+        name, _, value = size.partition(":")[2].partition("=")
+        command += [f"--{name}", value] if size.partition(":")[0] == part else []
     if engine == "vllm":
         options = arguments.vllm_option
+    elif engine == "verl":
+        options = arguments.verl_option
     elif engine not in ("ours", "ours-roomy", "base", "spear"):
         options = []
     return command + [word for option in options for word in ("--option", option)]
 
 
 def _environment(engine: str, arguments: Any) -> dict[str, str]:
-    if engine != "vllm" or not arguments.vllm_path:
-        return {}
-    return {"PYTHONPATH": os.pathsep.join(filter(None, [arguments.vllm_path, os.environ.get("PYTHONPATH")]))}
+    theirs = arguments.vllm_path if engine in WITH_VLLM else None
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [theirs, os.environ.get("PYTHONPATH"), str(ROOT / "src")]))}
 
 
-def _run(command: list[str], arguments: Any, environment: dict[str, str]) -> str | None:
-    """Run to the end; what went wrong in one line, or None."""
+def _run(command: list[str], seconds: int, environment: dict[str, str]) -> str | None:
+    """Run to the end, or stop it with all that it started; what went wrong in one line, or None."""
     with tempfile.TemporaryFile("w+") as log:
         try:
-            done = subprocess.run(
-                command, stdout=log, stderr=log, timeout=arguments.timeout, env=os.environ | environment, check=False
+            process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=os.environ | environment, cwd=ROOT, start_new_session=True
             )
-        except subprocess.TimeoutExpired:
-            return f"not done after {arguments.timeout} s"
         except OSError as error:
             return str(error)
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            code = None
         log.seek(0)
         said = [line.strip() for line in log if line.strip()]
-    if done.returncode == 0:
+    if code == 0:
         return None
     print("\n".join(said[-25:]), flush=True)
-    return said[-1][:300] if said else f"exit code {done.returncode}"
+    if code is None:
+        return f"not done after {seconds} s"
+    return said[-1][:300] if said else f"exit code {code}"
 
 
 def lines(results: dict[str, Any]) -> list[Line]:
@@ -168,13 +212,25 @@ def lines(results: dict[str, Any]) -> list[Line]:
             "floor": floor.get("generation", {}).get(speed),
         },
     )
+    for what, unit, name in (
+        ("agentic rollouts", "tokens/s", speed),
+        ("agentic rollouts, one", "s", "seconds"),
+        ("agentic rollouts, peak memory", "GiB", "peak_gib"),
+    ):
+        others = {
+            "vLLM": value("agentic", "vllm", name),
+            "vLLM, turn by turn": value("agentic", "vllm", name, "vllm, turn by turn"),
+        }
+        out += compared(what, unit, value("agentic", "ours", name), others)
     out += compared(
         "training",
         "real tokens/s",
         value("training", "ours", speed),
         {
             "plain, bf16 weights": value("training", "plain", speed),
+            "plain, flash-attn": value("training", "plain-flash", speed),
             "plain, fp32 weights + autocast": value("training", "plain-mixed", speed),
+            "TRL's update": value("training", "trl", speed),
             "floor": floor.get("training", {}).get(speed),
         },
     )
@@ -184,19 +240,24 @@ def lines(results: dict[str, Any]) -> list[Line]:
         value("training", "ours-roomy", speed),
         {
             "plain, bf16 weights": value("training", "plain", speed),
+            "plain, flash-attn": value("training", "plain-flash", speed),
             "plain, fp32 weights + autocast": value("training", "plain-mixed", speed),
+            "TRL's update": value("training", "trl", speed),
             "floor": floor.get("training", {}).get(speed),
         },
     )
-    out += compared(
-        "training, peak memory",
-        "GiB",
-        value("training", "ours", "peak_gib"),
-        {
-            "plain, bf16 weights": value("training", "plain", "peak_gib"),
-            "plain, fp32 weights + autocast": value("training", "plain-mixed", "peak_gib"),
-        },
-    )
+    for label, engine in (("", "ours"), (", memory to spare", "ours-roomy")):
+        out += compared(
+            f"training{label}, peak memory",
+            "GiB",
+            value("training", engine, "peak_gib"),
+            {
+                "plain, bf16 weights": value("training", "plain", "peak_gib"),
+                "plain, flash-attn": value("training", "plain-flash", "peak_gib"),
+                "plain, fp32 weights + autocast": value("training", "plain-mixed", "peak_gib"),
+                "TRL's update": value("training", "trl", "peak_gib"),
+            },
+        )
     for what, unit, name in (
         ("RL step", "s", "seconds"),
         ("RL step, rollout", "s", "rollout_s"),
@@ -205,7 +266,9 @@ def lines(results: dict[str, Any]) -> list[Line]:
         ("RL step, turns played", "turns", "turns"),
         ("RL step, tokens written", "tokens", "tokens"),
     ):
-        out += compared(what, unit, value("rl_step", "base", name), {"TRL GRPOTrainer": value("rl_step", "trl", name)})
+        others = {"TRL GRPOTrainer": "trl", "TRL with vLLM": "trl-vllm", "verl with vLLM": "verl"}
+        found = {label: value("rl_step", engine, name) for label, engine in others.items()}
+        out += compared(what, unit, value("rl_step", "base", name), found)
     for what, unit, name in (("with replay", "s", "seconds"), ("with replay, peak memory", "GiB", "peak_gib")):
         base = value("rl_step", "base", name)
         out += compared(f"RL step {what}", unit, value("rl_step", "spear", name), {"without (its base)": base})

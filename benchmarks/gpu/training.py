@@ -5,7 +5,10 @@ only real tokens. `ours` keeps no activations between the forward and the backwa
 twice; `ours-roomy` keeps as many as the memory allows, with micro-batches to match, which is what it does when not
 told otherwise. The plain one is what a page of transformers code does: rows padded to the longest of their
 micro-batch, logits of all tokens, float32 log-softmax, AdamW. `plain` keeps weights and optimizer in bfloat16 (fast,
-small, loses small updates); `plain-mixed` keeps them in float32 and computes in bfloat16 by autocast, as ours does.
+small, loses small updates) and uses scaled_dot_product_attention, `plain-flash` the package flash-attn; `plain-mixed`
+keeps weights in float32 and computes in bfloat16 by autocast, as ours does. `trl` is the update of TRL's GRPOTrainer
+(bfloat16 weights, rows of the same micro-batches), given the rows by a rollout_func; its time is that of a step without
+the rollout_func. With --layout log rows share prefixes as an episode's turns do; all count the tokens of whole rows.
 """
 
 from __future__ import annotations
@@ -15,38 +18,53 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from benchmarks.gpu.machine import dtype_of, median, parser, peak_gib, repeated, report, sized
-from benchmarks.gpu.workload import engine_of, loaded, rollout_rows
+from benchmarks.gpu.machine import (
+    dtype_of,
+    forget_peak,
+    median,
+    parser,
+    peak_gib,
+    repeated,
+    report,
+    sized,
+    synchronize,
+)
+from benchmarks.gpu.workload import engine_of, loaded, log_rows, rollout_rows
 
 from spear_rl.algorithms import BASES
 from spear_rl.engines.base import Batch, Term
 from spear_rl.functional.losses import LossInputs
 
 SIZES: dict[str, dict[str, Any]] = {
-    "cuda": {"rows": 1024, "micro_batch_tokens": 32768, "repeats": 4, "warmups": 2},
-    "cpu": {"rows": 12, "micro_batch_tokens": 2048, "repeats": 2, "warmups": 1},
+    "cuda": {"rows": 1024, "micro_batch_tokens": 32768, "repeats": 4, "warmups": 2, "layout": "turns"},
+    "cpu": {"rows": 12, "micro_batch_tokens": 2048, "repeats": 2, "warmups": 1, "layout": "turns"},
 }
 LEARNING_RATE = 1e-6
 
 
 def main() -> None:
     asked = parser(__doc__)
-    asked.add_argument("--engine", choices=["ours", "ours-roomy", "plain", "plain-mixed"], default="ours")
+    engines = ["ours", "ours-roomy", "plain", "plain-flash", "plain-mixed", "trl"]
+    asked.add_argument("--engine", choices=engines, default="ours")
+    asked.add_argument("--layout", choices=["turns", "log"], help="rows without shared prefixes, or with them")
     for name in ("rows", "micro-batch-tokens", "repeats", "warmups"):
         asked.add_argument(f"--{name}", type=int)
     asked.add_argument("--option", action="append", default=[], help="KEY=VALUE for our engine")
     arguments = sized(asked.parse_args(), SIZES)
     model, tokenizer = loaded(arguments.model)
     pad_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    batches = [rollout_rows(arguments.rows, len(tokenizer), pad_id, seed) for seed in range(2)]
-    update = plain(model, arguments) if "plain" in arguments.engine else ours(model, tokenizer, arguments)
-
-    first, taken = repeated(
-        lambda number: update(batches[number % 2]),
-        arguments.device,
-        num_warmups=arguments.warmups,
-        num_repeats=arguments.repeats,
-    )
+    batches = [rows_of(arguments, len(tokenizer), pad_id, seed) for seed in range(2)]
+    if arguments.engine == "trl":
+        taken = trl(model, tokenizer, batches, arguments)
+        first, taken = taken[0], taken[arguments.warmups :]
+    else:
+        update = plain(model, arguments) if "plain" in arguments.engine else ours(model, tokenizer, arguments)
+        first, taken = repeated(
+            lambda number: update(batches[number % 2]),
+            arguments.device,
+            num_warmups=arguments.warmups,
+            num_repeats=arguments.repeats,
+        )
     tokens = sum(int(batch.attention.sum()) for batch in batches) / 2
     trained = sum(int(batch.mask.sum()) for batch in batches) / 2
     report(
@@ -68,6 +86,12 @@ def main() -> None:
     )
 
 
+def rows_of(arguments: Any, vocabulary: int, pad_id: int, seed: int) -> Batch:
+    if arguments.layout == "turns":
+        return rollout_rows(arguments.rows, vocabulary, pad_id, seed)
+    return log_rows(max(arguments.rows // 16, 1), vocabulary, pad_id, seed, turns=min(arguments.rows, 16))
+
+
 def ours(model: Any, tokenizer: Any, arguments: Any) -> Callable[[Batch], Any]:
     engine = engine_of(
         model,
@@ -85,6 +109,7 @@ def ours(model: Any, tokenizer: Any, arguments: Any) -> Callable[[Batch], Any]:
 def plain(model: Any, arguments: Any) -> Callable[[Batch], Any]:
     device, is_mixed = arguments.device, arguments.engine == "plain-mixed"
     model = model.to(device, torch.float32 if is_mixed else dtype_of(device)).train()
+    model.set_attn_implementation("flash_attention_2" if arguments.engine == "plain-flash" else "sdpa")
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=device == "cuda")
     policy_loss = BASES["grpo"]().loss
 
@@ -111,6 +136,81 @@ def plain(model: Any, arguments: Any) -> Callable[[Batch], Any]:
         optimizer.zero_grad(set_to_none=True)
 
     return update
+
+
+def trl(model: Any, tokenizer: Any, batches: list[Batch], arguments: Any) -> list[float]:
+    """Seconds of each update of GRPOTrainer over the batches in turn."""
+    import os
+    import tempfile
+    import time
+
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    from datasets import Dataset
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    count, widest = len(batches[0]), int(max(batch.attention.sum(1).max() for batch in batches))
+    wanted = max(arguments.micro_batch_tokens // widest, 1)
+    per_piece = next(size for size in range(min(wanted, count), 0, -1) if count % size == 0)
+    clock: dict[str, Any] = {"calls": 0, "rollout": 0.0, "seconds": []}
+
+    def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        start = time.perf_counter()
+        batch = batches[clock["calls"] % len(batches)]
+        clock["calls"] += 1
+        prompt_ids, answers = [], []
+        for ids, attention, mask in zip(batch.input_ids, batch.attention, batch.mask, strict=True):
+            prompt_ids.append(ids[attention & ~mask].tolist())
+            answers.append(ids[mask].tolist())
+        clock["rollout"] = time.perf_counter() - start
+        return {
+            "prompt_ids": prompt_ids,
+            "completion_ids": answers,
+            "logprobs": None,
+            "coin": [0.0, 1.0] * (count // 2),
+        }
+
+    class Clock(TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+            synchronize(arguments.device)
+            if len(clock["seconds"]) == arguments.warmups:
+                forget_peak(arguments.device)
+            clock["start"] = time.perf_counter()
+
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            synchronize(arguments.device)
+            clock["seconds"].append(time.perf_counter() - clock["start"] - clock["rollout"])
+
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = GRPOTrainer(
+            model=model.to(dtype_of(arguments.device)),
+            reward_funcs=lambda completions, coin, **others: coin,
+            args=GRPOConfig(
+                output_dir=folder,
+                per_device_train_batch_size=per_piece,
+                gradient_accumulation_steps=count // per_piece,
+                num_generations=2,
+                max_steps=arguments.warmups + arguments.repeats,
+                learning_rate=LEARNING_RATE,
+                beta=0.0,
+                max_completion_length=64,
+                bf16=False,
+                use_cpu=arguments.device == "cpu",
+                gradient_checkpointing=False,
+                report_to=[],
+                save_strategy="no",
+                logging_strategy="no",
+                disable_tqdm=True,
+            ),
+            train_dataset=Dataset.from_list([{"prompt": str(number)} for number in range(count)]),
+            processing_class=tokenizer,
+            rollout_func=rollout,
+            callbacks=[Clock()],
+        )
+        trainer.train()
+    return list(clock["seconds"])
 
 
 if __name__ == "__main__":

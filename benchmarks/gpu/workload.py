@@ -38,6 +38,29 @@ def engine_of(model: Any, tokenizer: Any, device: str, options: Sequence[str], *
     return HFEngine(model, tokenizer, **(place | given | asked))
 
 
+def log_rows(episodes: int, vocabulary: int, pad_id: int, seed: int, *, siblings: int = 8, turns: int = 16) -> Batch:
+    """Turns as `rollout.layout=log` leaves them: the group's first prompt, a growing log, a short end, the answer."""
+    rng, lowest = random.Random(seed), min(300, vocabulary // 2)
+
+    def text(length: int) -> list[int]:
+        return [rng.randrange(lowest, vocabulary) for _ in range(length)]
+
+    rows, end = [], text(5)
+    for _ in range(max(episodes // siblings, 1)):
+        opening = text(350)
+        for _ in range(min(siblings, episodes)):
+            log = opening
+            for _ in range(turns):
+                rows.append([*log, *end, *text(12)])
+                log = log + text(30)
+    lengths, width = torch.tensor([len(row) for row in rows]), max(map(len, rows))
+    ids = torch.tensor([row + [pad_id] * (width - len(row)) for row in rows])
+    is_real = torch.arange(width) < lengths[:, None]
+    mask = is_real & (torch.arange(width) >= lengths[:, None] - 12)
+    advantages = torch.tensor([[rng.choice([-1.0, 1.0])] for _ in rows]).expand(ids.shape) * mask
+    return Batch(ids, is_real, mask, torch.full(ids.shape, -9.0) * mask, advantages)
+
+
 def rollout_rows(count: int, vocabulary: int, pad_id: int, seed: int) -> Batch:
     """Independent turns as an ALFWorld rollout leaves them: 270 to 390 tokens of prompt, 8 to 20 of answer."""
     rng, lowest = random.Random(seed), min(300, vocabulary // 2)

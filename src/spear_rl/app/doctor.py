@@ -10,13 +10,24 @@ from typing import Any
 import torch
 
 from spear_rl.app.build.rollout import tasks_of
-from spear_rl.app.build.training import algorithm_of
-from spear_rl.app.config import Config
+from spear_rl.app.build.training import algorithm_of, check_context, sampling_of
+from spear_rl.app.config import Config, Rollout
 from spear_rl.engines.device import chosen_device, chosen_dtype, free_bytes
-from spear_rl.engines.memory import GIB, OVERHEAD, Footprint, automatic_tokens, fitting_tokens, footprint, kv_slots
+from spear_rl.engines.generation.choice import faster_generator
+from spear_rl.engines.memory import (
+    GIB,
+    OVERHEAD,
+    Footprint,
+    automatic_tokens,
+    fitting_tokens,
+    footprint,
+    kv_slots,
+    training_bytes,
+)
 from spear_rl.engines.models.gguf import gguf_config, is_gguf
 from spear_rl.engines.models.load import is_function, loading_error, located, model_from_function
 from spear_rl.engines.models.lora import adapter_origin, is_adapter, is_linear
+from spear_rl.engines.models.positions import position_limit
 from spear_rl.engines.models.tiny import FROM_SCRATCH, TINY_VISION
 from spear_rl.engines.packed.attention import can_pack, has_kernel
 from spear_rl.errors import ConfigError, UserError
@@ -30,6 +41,7 @@ PACKAGES = (
 SMOLLM2 = {
     "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
     "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152, "tie_word_embeddings": True,
+    "max_position_embeddings": 8192,
 }  # fmt: skip
 """The shape of the built-in model, so that it need not be loaded."""
 
@@ -69,6 +81,8 @@ def engine(config: Config) -> Iterator[tuple[str, str]]:
     """(what, value) of how this configuration runs on this machine."""
     settings = config.engine
     device, dtype, model, packed = _choices(config)
+    if model is not None:
+        check_context(config, model.config)
     yield "model", settings.model if model is None else f"{settings.model} ({type(model).__name__})"
     yield "device", str(device)
     yield "dtype", f"{str(dtype).removeprefix('torch.')}, weights learned in float32"
@@ -81,11 +95,13 @@ def engine(config: Config) -> Iterator[tuple[str, str]]:
     else:
         way = "padded: scaled_dot_product_attention"
     yield "attention", way
-    if settings.generator == "vllm":
+    generator, why = _generator(config, device, dtype, model)
+    if generator == "vllm" and not why:
         has_it = find_spec("vllm") is not None
         yield "generation", "vLLM, in this process" if has_it else "vLLM, which is not installed: spear-rl[vllm]"
     else:
-        yield "generation", "streamed, captured in CUDA graphs" if packed else "batch by batch"
+        way = "streamed, captured in CUDA graphs" if packed else "batch by batch"
+        yield "generation", f"{'vLLM, in this process' if generator == 'vllm' else way}{why and f' ({why})'}"
     trained = f"an adapter of rank {settings.lora_rank}" if settings.lora_rank else "all weights"
     yield "trained", trained + (", activations recomputed" if settings.checkpointing else "")
 
@@ -113,13 +129,20 @@ def estimate(config: Config, *, free: int | None = None) -> tuple[Footprint, int
     is_gpu = device.type == "cuda"
     if free is None:
         free = free_bytes(device) - int(OVERHEAD * GIB if is_gpu else 0)
-    if settings.generator == "vllm" and is_gpu:
+    is_vllm = _generator(config, device, dtype, model)[0] == "vllm"
+    if is_vllm and is_gpu:
         free -= int(settings.vllm_memory * torch.cuda.mem_get_info(device)[1])
 
     rollout = config.rollout
     num_slots, slot_tokens = kv_slots(
-        rollout.max_context, rollout.max_new_tokens, rollout.num_tasks * rollout.group_size
+        model.config,
+        dtype,
+        max_context=rollout.max_context,
+        max_new_tokens=rollout.max_new_tokens,
+        num_episodes=rollout.num_tasks * rollout.group_size,
+        room=free - training_bytes(weights, trained, dtype) if is_gpu else None,
     )
+    longest = min(rollout.max_context + rollout.max_new_tokens, position_limit(model.config) or 1 << 24)
 
     def taken(tokens: int) -> Footprint:
         return footprint(
@@ -127,17 +150,17 @@ def estimate(config: Config, *, free: int | None = None) -> tuple[Footprint, int
             num_weights=weights,
             num_trained=trained,
             dtype=dtype,
-            kept_tokens=tokens,
-            num_slots=num_slots if packed else 0,
+            kept_tokens=max(tokens, longest),  # a row is never divided
+            num_slots=num_slots if packed and not is_vllm else 0,
             slot_tokens=slot_tokens,
             compiled=packed and is_gpu,
             checkpointing=settings.checkpointing,
             device_type=device.type,
         )
 
-    base = taken(1024)
+    base = taken(0)
     room = free - (base.total - base.activations - base.logits + taken(1 << 20).logits)
-    a_token = base.activations / 1024
+    a_token = base.activations / longest
     most = fitting_tokens(room, a_token, share=0.9, most=1 << 20) if room * 0.9 > base.activations else 0
     automatic = max(automatic_tokens(max(room, 0), a_token, device.type))
     return taken(settings.micro_batch_tokens or automatic), free, most
@@ -190,6 +213,8 @@ def advice(config: Config, taken: Footprint, free: int, most: int) -> str:
         way_out = "set engine.checkpointing=true and ask again"
     elif not config.engine.lora_rank:
         way_out = "set engine.lora_rank=16 and ask again"
+    if not most and config.rollout.max_context > Rollout().max_context:
+        way_out = f"lower rollout.max_context (it is {config.rollout.max_context}), or {way_out}"
     return f"does not fit: {way_out}"
 
 
@@ -206,6 +231,20 @@ def _choices(config: Config) -> tuple[torch.device, torch.dtype, Any, bool]:
     reads_pictures = settings.model == TINY_VISION or hasattr(getattr(model, "config", None), "vision_config")
     can = has_kernel(device, dtype) and not reads_pictures and (model is None or can_pack(model))
     return device, dtype, model, settings.attention == "packed" or (settings.attention == "auto" and can)
+
+
+def _generator(config: Config, device: torch.device, dtype: torch.dtype, model: Any) -> tuple[str, str]:
+    """(native or vllm, why auto takes it; empty if it is set)."""
+    settings = config.engine
+    if settings.generator != "auto":
+        return settings.generator, ""
+    if model is None:
+        return "native", "auto: a tiny model"
+    padded, memory = settings.attention == "padded", settings.vllm_memory
+    choice = faster_generator(
+        model, device=device, dtype=dtype, padded=padded, sampling=sampling_of(config), vllm_memory=memory
+    )
+    return choice.name, f"auto: {choice.reason}"
 
 
 def _num_weights(model: Any, lora_rank: int, lora_targets: Sequence[str]) -> tuple[int, int]:

@@ -185,6 +185,7 @@ def _with_model(
     tasks = tasks_of(config, options.split, count=options.tasks or None)
     from spear_rl.app.build.training import engine_of
     from spear_rl.app.train import played
+    from spear_rl.engines.generation.choice import Choice
     from spear_rl.engines.models.hub import used_commits
     from spear_rl.train.checkpoint import MANIFEST, checked_step, checkpoints
 
@@ -198,7 +199,8 @@ def _with_model(
     if folder is None:
         config.engine.model = model
         check(config)
-    engine = engine_of(config, folder=folder)
+    choices: list[Choice] = []
+    engine = engine_of(config, folder=folder, on_choice=choices.append)
     with Player(config, engine.tokenizer, processor=engine.processor) as player:
         prompted, trials = _prompted(options, config, player, tasks), None
         envs = player.watched(len(tasks) * options.num_played, notice)
@@ -211,7 +213,8 @@ def _with_model(
     if home is not None and folder is not None and config.run.trajectories_every:
         name = re.sub(r"[^\w.-]", "_", f"eval_{options.split[:100]}_{folder.name}", flags=re.ASCII)
         places.append(home / EVALUATIONS / f"{name}.jsonl")
-    notes = _kept(groups, places, step=step, split=options.split)
+    taken = tuple(choice.sentence for choice in choices)
+    notes = (*taken, *_kept(groups, places, step=step, split=options.split))
     about = {"policy": "model", "model": model, "folder": str(folder) if folder else None, "commits": used_commits()}
     about |= _about(config, options, tasks, prompted, is_sampled=True)
     return _report(groups, options, about | {"versions": versions(*PACKAGES)}, notes, trials)

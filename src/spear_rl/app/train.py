@@ -6,7 +6,7 @@ import platform
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from spear_rl.app.config import Config, resolved
 from spear_rl.app.resume import CONFIG, Start, resumes, settings_text, start_of
 from spear_rl.engines.base import NonFiniteLossError, TrainableEngine
 from spear_rl.engines.device import chosen_device
+from spear_rl.engines.generation.choice import Choice
 from spear_rl.engines.models.hub import used_commits
 from spear_rl.errors import ConfigError, MissingExtraError, UserError
 from spear_rl.io.files import is_leftover, remove_folder, write_whole, writing
@@ -90,7 +91,8 @@ def train_from(config: Config, callbacks: Sequence[Callback] = (), *, stop: Stop
             start.notes.append(f"{few}: a step plays some of them in more than one group")
         is_new = start.checkpoint is None
         start.notes.extend(cautions(config) if is_new else ())
-        engine = engine_of(config, folder=start.checkpoint or start.cold_start)
+        choices: list[Choice] = []
+        engine = engine_of(config, folder=start.checkpoint or start.cold_start, on_choice=choices.append)
         if algorithm.critic:
             critic_engine(engine)  # refuses before the cold start, not after it
         with Player(config, engine.tokenizer, processor=engine.processor) as player:
@@ -122,13 +124,13 @@ def train_from(config: Config, callbacks: Sequence[Callback] = (), *, stop: Stop
             # A resume that fails leaves the folder as it was, so it is opened only after the state is restored.
             if start.checkpoint is None:
                 cold = _cold_start(config, engine, start, settings, stop)
-                _open(config, settings, start, trackers, callbacks)
+                _open(config, settings, start, trackers, callbacks, choices)
                 if config.sft.episodes:
                     cold_start_from(config, cold, player, panel, callbacks)
                     trainer.seconds["time/sft"] = cold.seconds
             _prepare(config, trainer, start.checkpoint)
             if start.checkpoint is not None:
-                _open(config, settings, start, trackers, callbacks)
+                _open(config, settings, start, trackers, callbacks, choices)
             trainer.run(config.run.steps)
         summary = _summary(config, trainer.step, trainer.before, trainer.latest, trainer.seconds)
         _close(run_dir, summary)
@@ -191,9 +193,10 @@ def sft_from(config: Config, callbacks: Sequence[Callback] = (), *, stop: Stop |
     with locked(run_dir), trackers.tracking():
         start, held_out = start_of(config, verb="sft"), _held_out(config)
         start.notes.extend(cautions(config, with_rl=False))
-        engine = engine_of(config, folder=start.cold_start)
+        choices: list[Choice] = []
+        engine = engine_of(config, folder=start.cold_start, on_choice=choices.append)
         cold = _cold_start(config, engine, start, settings, stop)
-        _open(config, settings, start, trackers, callbacks)
+        _open(config, settings, start, trackers, callbacks, choices)
         with Player(config, engine.tokenizer, processor=engine.processor) as player:
             if cold.before is None:
                 cold.before = _evaluated(config, engine, player, held_out, 0, "sft_before")
@@ -272,9 +275,12 @@ def _discard_cold_start(run_dir: Path, event: Event | None = None) -> None:
             remove_folder(folder)
 
 
-def _open(config: Config, settings: str, start: Start, trackers: Trackers, callbacks: Sequence[Callback]) -> None:
+def _open(
+    config: Config, settings: str, start: Start, trackers: Trackers, callbacks: Sequence[Callback],
+    choices: Sequence[Choice],
+) -> None:  # fmt: skip
     """Prepare run.dir for writing and start the trackers, once settings and checkpoint are known to be sound."""
-    run_dir, notes = Path(config.run.dir), list(start.notes)
+    run_dir, notes = Path(config.run.dir), [*start.notes, *(choice.sentence for choice in choices)]
     is_resumed = start.checkpoint is not None
     with writing(f"run.dir: {run_dir}"):
         for folder in (run_dir, run_dir / "checkpoints", run_dir / COLD_START):
@@ -295,6 +301,8 @@ def _open(config: Config, settings: str, start: Start, trackers: Trackers, callb
     record["starts"].append(new_start(start.step) | {"threads": torch.get_num_threads()})
     if commits := record.get("models", {}) | used_commits():
         record["models"] = commits
+    for choice in choices:
+        record["generator"] = asdict(choice)
     name, now = run_dir.absolute().name, about(record["starts"][-1])
     trackers.start(RunInfo(run_dir, name, config=flat(config), about=now, ids=record["trackers"]))
     _write_json(run_dir / RECORD, record)

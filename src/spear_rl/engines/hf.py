@@ -101,7 +101,7 @@ class HFEngine:
         prepare.prepare_layers(model, packed=self.packed, compiled=compiled, checkpointing=checkpointing)
         ends = prepare.all_end_ids(model, tokenizer) if end_ids is None else list(end_ids)
         self._slots: SlotDecoder | None = None
-        if self.packed:
+        if self.packed and sampler is None:
             slots = {"num_slots": num_slots, "slot_tokens": slot_tokens}
             self._slots = SlotDecoder(model, tokenizer, end_ids=ends, plain_head=self._plain_head, **slots)
         decoder: Decoder | VisionDecoder = Decoder(model, tokenizer, pad_id=self.pad_id, end_ids=ends)
@@ -117,8 +117,8 @@ class HFEngine:
         self._micro_batch_tokens, self._max_kept_tokens = prepare.token_limits(
             micro_batch_tokens, max_kept_tokens, model, self._masters, self._slots, compiled, checkpointing
         )
-        has_adapter = adapter is not None
-        self._advice = smaller_settings(self._micro_batch_tokens, checkpointing=checkpointing, has_adapter=has_adapter)
+        size, lora = self._micro_batch_tokens, adapter is not None
+        self._advice = partial(smaller_settings, micro_batch_tokens=size, checkpointing=checkpointing, has_adapter=lora)
 
     def reset_optimizer(self, learning_rate: float) -> None:
         fused = self.model.device.type == "cuda"
@@ -139,7 +139,7 @@ class HFEngine:
         self.critic = Critic(
             self.model, lambda batch: map(self._with_pixels, self._micro_batches(batch)), learning_rate=learning_rate,
             weight_decay=self._weight_decay, max_grad_norm=self._max_grad_norm, packed=self.packed,
-            checkpointing=self._checkpointing, advice=self._advice,
+            checkpointing=self._checkpointing, advice=self._advice(0),
         )  # fmt: skip
 
     def generate(self, prompts: Sequence[list[int]]) -> list[Completion]:
@@ -169,7 +169,8 @@ class HFEngine:
             if self._masters.pairs:
                 self._masters.write_back()
         except OUT_OF_MEMORY as error:
-            raise_shortage(error, f"learning from the {terms[0].name} rows", self._advice)
+            longest = max(term.batch.input_ids.shape[1] for term in terms)
+            raise_shortage(error, f"learning from the {terms[0].name} rows", self._advice(longest))
             raise
         return metrics | {f"{terms[0].name}/grad_norm": norm}
 
@@ -214,7 +215,7 @@ class HFEngine:
 
     def scored(self, batch: Batch) -> tuple[Tensor, Tensor]:
         parts = self._micro_batches(batch)
-        with torch.no_grad(), memory_guard("scoring rows", self._advice):
+        with torch.no_grad(), memory_guard("scoring rows", self._advice(batch.input_ids.shape[1])):
             scores = [self._scores(self.model, part) for part in parts]
         logprobs, entropy = (joined(batch, parts, list(values)) for values in zip(*scores, strict=True))
         return logprobs, entropy

@@ -29,6 +29,9 @@ COMPILED_SHARE = 0.72
 OVERHEAD = 1.2
 """GiB for the CUDA context, captured graphs and libraries' workspaces."""
 
+MAX_SLOTS, LEAST_SLOTS = 256, 8
+"""Conversations that are generated at once: the most, and the fewest where memory is short."""
+
 _TOKENS = 64
 """Fed to count activations."""
 
@@ -50,15 +53,20 @@ def raise_shortage(error: Exception, doing: str, advice: str) -> None:
         raise ShortOfMemoryError(f"out of memory while {doing}: {advice}") from error
 
 
-def smaller_settings(micro_batch_tokens: int, *, checkpointing: bool, has_adapter: bool) -> str:
-    """What to set where training with these settings runs out of memory."""
+def smaller_settings(longest: int, *, micro_batch_tokens: int, checkpointing: bool, has_adapter: bool) -> str:
+    """What to set where training with these settings on rows of up to `longest` tokens runs out of memory.
+
+    A row is never divided, so smaller micro-batches help only above its length.
+    """
     ways = []
-    if micro_batch_tokens >= 512:
+    if micro_batch_tokens >= 512 and micro_batch_tokens > longest:
         ways.append(f"engine.micro_batch_tokens={micro_batch_tokens // 2} (it is {micro_batch_tokens})")
     if not checkpointing:
         ways.append("engine.checkpointing=true")
     if not has_adapter:
         ways.append("in a new run engine.lora_rank=16")
+    if longest >= micro_batch_tokens:
+        ways.append(f"rollout.max_context lower (a row has {longest} tokens)")
     known = f"set {' or '.join(ways)}" if ways else "take a smaller model or lower rollout.max_context"
     return f"{known}; the weights were not changed"
 
@@ -83,9 +91,23 @@ class Footprint:
         return asdict(self) | {"total": self.total}
 
 
-def kv_slots(max_context: int, max_new_tokens: int, num_episodes: int) -> tuple[int, int]:
-    """(slots, tokens per slot) of the KV cache for continuous batching; longer conversations make it grow."""
-    return min(num_episodes, 256), rounded_slot(min(max_context, 2048) + max_new_tokens + 2)
+def kv_slots(
+    config: Any, dtype: torch.dtype, *, max_context: int, max_new_tokens: int, num_episodes: int, room: int | None
+) -> tuple[int, int]:
+    """(slots, tokens per slot) of the KV cache for continuous batching: as many as half of `room` bytes hold.
+
+    Other conversations wait for a free slot. Without `room` there is one per episode, up to MAX_SLOTS.
+    """
+    length, count = rounded_slot(max_context + max_new_tokens + 2), min(num_episodes, MAX_SLOTS)
+    if room is not None:
+        one = kv_cache_bytes(config.get_text_config(), dtype, num_slots=1, slot_tokens=length) // 2
+        count = min(count, max(room // 2 // one - 1, LEAST_SLOTS))
+    return count, length
+
+
+def training_bytes(num_weights: int, num_trained: int, dtype: torch.dtype) -> int:
+    """Weights; of the trained ones master weights, two moments and gradients too."""
+    return num_weights * dtype.itemsize + num_trained * (12 if dtype == torch.float32 else 16)
 
 
 def kv_cache_bytes(config: Any, dtype: torch.dtype, *, num_slots: int, slot_tokens: int) -> int:
@@ -129,7 +151,7 @@ def footprint(
     max_logits = MAX_LOGITS * (4 if device_type == "cuda" else 1)
     return Footprint(
         weights=num_weights * dtype.itemsize,
-        optimizer=num_trained * (12 if dtype == torch.float32 else 16),
+        optimizer=training_bytes(0, num_trained, dtype),
         slots=kv_cache_bytes(text, dtype, num_slots=num_slots, slot_tokens=slot_tokens),
         activations=int(kept_tokens * per_token),
         # Held at once: the logits, their softmax and its gradient in float32, the gradient of the logits.

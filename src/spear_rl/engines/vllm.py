@@ -181,7 +181,7 @@ class VLLMGenerator:
 
 def _imported() -> Any:
     if find_spec("vllm") is None:
-        raise MissingExtraError("engine.generator=vllm needs vLLM: pip install 'spear-rl[vllm]'")
+        raise MissingExtraError("engine.generator=vllm needs vLLM: pip install 'spear-rl[vllm]', or say native")
     return import_module("vllm")
 
 

@@ -45,15 +45,22 @@ def about(start: dict[str, Any]) -> dict[str, str]:
 
 
 def read_record(run_dir: Path) -> dict[str, Any]:
-    """{"starts": [...], "trackers": {name: id}, "models": {hub model: commit}}; what is damaged counts as absent."""
+    """What a run's starts wrote; what is damaged counts as absent.
+
+    {"starts": [...], "trackers": {name: id}, "models": {hub model: commit}, "generator": {"name": ..., "reason": ...}}
+    """
     try:
         stored = json.loads((run_dir / RECORD).read_text("utf-8"))
         starts = [start for start in stored["starts"] if isinstance(start, dict)]
         ids = {name: id_ for name, id_ in stored["trackers"].items() if re.fullmatch(r"[\w.-]{1,128}", id_, re.ASCII)}
         models = {name: commit for name, commit in stored.get("models", {}).items() if _COMMIT.fullmatch(commit)}
+        chosen = stored.get("generator")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {"starts": [], "trackers": {}}
-    return {"starts": starts, "trackers": ids} | ({"models": models} if models else {})
+    is_sound = isinstance(chosen, dict) and chosen.get("name") in ("native", "vllm")
+    generator = {"name": chosen["name"], "reason": str(chosen.get("reason", ""))} if is_sound else None
+    optional = {"models": models, "generator": generator}
+    return {"starts": starts, "trackers": ids} | {name: value for name, value in optional.items() if value}
 
 
 def recorded_threads(run_dir: Path) -> int:

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from spear_rl.errors import ConfigError
-from spear_rl.io.escaping import in_words
+from spear_rl.io.escaping import clipped, in_words
 from spear_rl.io.files import same_folder
 
 BASES = {
@@ -40,6 +40,7 @@ def split_name(name: str) -> tuple[list[str], str]:
 def loaded(name: str, *, kind: str, example: str) -> Any:
     """The function that `name` ("package.module:function") names; modules are also looked for in the current folder."""
     module_name, colon, function_name = name.partition(":")
+    name = clipped(name, 200)
     if not (module_name and colon and function_name):
         raise ConfigError(f"{name!r} names no {kind}: write package.module:function, e.g. {example}")
     if os.getcwd() not in sys.path:
@@ -50,9 +51,9 @@ def loaded(name: str, *, kind: str, example: str) -> Any:
     except KeyboardInterrupt:
         raise
     except ModuleNotFoundError as error:
-        fault = f"importing {module_name} needs {error.name}, which is not installed"
+        fault = f"importing {clipped(module_name, 200)} needs {error.name}, which is not installed"
         if error.name and f"{module_name}.".startswith(f"{error.name}."):
-            fault = f"there is no module {error.name}, neither installed nor in this folder"
+            fault = f"there is no module {clipped(error.name, 200)}, neither installed nor in this folder"
         raise ConfigError(f"{name}: {fault}") from error
     except BaseException as error:  # also SystemExit, which would end the run as if all were well
         raise ConfigError(f"{name}: importing {module_name} raised {in_words(error)}") from error

@@ -1,5 +1,6 @@
 """From a configuration to the algorithm and the engine; `rollout` has the parts that need no torch."""
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -20,11 +21,12 @@ from spear_rl.algorithms import (
 from spear_rl.algorithms.wrapping import AlgorithmError
 from spear_rl.app.build.rollout import Player, expert_texts, runner_of, sampling_of, tasks_of
 from spear_rl.app.build.threads import use_threads
-from spear_rl.app.config import AlgorithmConfig, Config, value_of
+from spear_rl.app.config import AlgorithmConfig, Config, Rollout, value_of
 from spear_rl.engines import ENGINES
 from spear_rl.engines.base import TrainableEngine, missing_members
-from spear_rl.engines.device import chosen_device, chosen_dtype
-from spear_rl.engines.memory import kv_slots, memory_guard
+from spear_rl.engines.device import chosen_device, chosen_dtype, free_bytes
+from spear_rl.engines.generation.choice import Choice, faster_generator
+from spear_rl.engines.memory import GIB, OVERHEAD, kv_slots, memory_guard, training_bytes
 from spear_rl.engines.models.hub import pin
 from spear_rl.engines.models.load import (
     base_name,
@@ -36,6 +38,7 @@ from spear_rl.engines.models.load import (
     with_saved_weights,
 )
 from spear_rl.engines.models.lora import adapter_base, adapter_in_folder, is_adapter, with_adapter
+from spear_rl.engines.models.positions import check_positions, position_limit
 from spear_rl.errors import ConfigError, UserError
 from spear_rl.functional.losses import FixedLength, Reduce, Schedule, SequenceMean, TokenMean, constant, cosine
 from spear_rl.io.escaping import in_words
@@ -144,29 +147,41 @@ def _spear_options(config: Config, clip: CovarianceClip) -> dict[str, Any]:
     } | {name: getattr(imitation, name) for name in SAME}
 
 
-def engine_of(config: Config, *, folder: Path | None = None) -> TrainableEngine:
-    """The engine that engine.name says, with the policy of a checkpoint `folder` or of engine.model."""
+def engine_of(
+    config: Config, *, folder: Path | None = None, on_choice: Callable[[Choice], object] | None = None
+) -> TrainableEngine:
+    """The engine that engine.name says, with the policy of a checkpoint `folder` or of engine.model.
+
+    Args:
+        on_choice: called with what engine.generator=auto takes.
+    """
     _quiet()
-    settings, rollout, name = config.engine, config.rollout, config.engine.name
+    settings, name = config.engine, config.engine.name
     if name not in ENGINES and ":" not in name:
         known = f"it is one of: {', '.join(ENGINES)}; or your own: package.module:function"
         raise ConfigError(f"engine.name cannot be {name!r}; {known}")
     make = ENGINES.get(name) or loaded(name, kind="engine", example="my_package.my_engine:make")
     device = chosen_device(settings.device)
     dtype = chosen_dtype(settings.dtype, device)
-    pin(read_record(Path(config.run.dir)).get("models", {}) if config.run.resume else {})
+    record = read_record(Path(config.run.dir)) if config.run.resume else {}
+    pin(record.get("models", {}))
     model, tokenizer, adapter = _model_of(config, folder)
     use_threads(config, model, device, folder)
+    check_context(config, model.config)
     processor = tokenizer if hasattr(tokenizer, "image_processor") else None
     tokenizer = tokenizer if processor is None else processor.tokenizer
-    if processor is not None and settings.generator == "vllm":
+    generator: str = settings.generator
+    if generator == "auto":
+        choice = _chosen(config, model, device, dtype, record.get("generator"))
+        generator = choice.name
+        if on_choice:
+            on_choice(choice)
+    if processor is not None and generator == "vllm":
         raise ConfigError("engine.generator=vllm: it is not given pictures here; set engine.generator=native")
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"engine.model: the tokenizer of {settings.model} has no end token, so no answer would end")
-    sampler = _vllm_of(config, model, tokenizer, dtype) if settings.generator == "vllm" else None
-    num_slots, slot_tokens = kv_slots(
-        rollout.max_context, rollout.max_new_tokens, rollout.num_tasks * rollout.group_size
-    )
+    sampler = _vllm_of(config, model, tokenizer, dtype) if generator == "vllm" else None
+    num_slots, slot_tokens = _slots_of(config, model, device, dtype)
     with memory_guard("loading the model", "set engine.dtype=bfloat16 or take a smaller model"):
         try:
             engine = make(
@@ -197,6 +212,18 @@ def engine_of(config: Config, *, folder: Path | None = None) -> TrainableEngine:
     if missing := missing_members(engine):
         raise ConfigError(f"engine.name={name}: it returned {type(engine).__name__}, which lacks {', '.join(missing)}")
     return engine
+
+
+def check_context(config: Config, model_config: Any) -> None:
+    """Refuse a rollout.max_context that the model has no positions for; the default or a resumed run's warns."""
+    rollout = config.rollout
+    check_positions(
+        model_config,
+        config.engine.model,
+        max_context=rollout.max_context,
+        max_new_tokens=rollout.max_new_tokens,
+        lenient=bool(config.run.resume) or rollout.max_context == Rollout().max_context,
+    )
 
 
 def policy_in_folder(config: Config, folder: Path) -> Any:
@@ -242,10 +269,44 @@ def _model_of(config: Config, folder: Path | None) -> tuple[Any, Any, Any]:
     return adapter.get_base_model(), tokenizer, adapter
 
 
+def _slots_of(config: Config, model: Any, device: torch.device, dtype: torch.dtype) -> tuple[int, int]:
+    """(slots, tokens per slot) of the KV cache, by what the model leaves of a GPU's memory."""
+    rollout, room = config.rollout, None
+    if device.type == "cuda":
+        weights = sum(p.numel() for p in model.parameters())
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        held = training_bytes(weights, trained, dtype) * (2 if algorithm_of(config).critic else 1)
+        room = free_bytes(device) - int(OVERHEAD * GIB) - held
+    return kv_slots(
+        model.config,
+        dtype,
+        max_context=rollout.max_context,
+        max_new_tokens=rollout.max_new_tokens,
+        num_episodes=rollout.num_tasks * rollout.group_size,
+        room=room,
+    )
+
+
+def _chosen(
+    config: Config, model: Any, device: torch.device, dtype: torch.dtype, recorded: dict[str, Any] | None
+) -> Choice:
+    """What engine.generator=auto takes: in a resumed run what it began with."""
+    if recorded:
+        return Choice(**recorded)
+    return faster_generator(
+        model,
+        device=device,
+        dtype=dtype,
+        padded=config.engine.attention == "padded",
+        sampling=sampling_of(config),
+        vllm_memory=config.engine.vllm_memory,
+    )
+
+
 def _vllm_of(config: Config, model: Any, tokenizer: Any, dtype: torch.dtype) -> Any:
     from spear_rl.engines.vllm import VLLMGenerator
 
-    rollout, share = config.rollout, config.engine.vllm_memory
+    longest, share = config.rollout.max_context + config.rollout.max_new_tokens, config.engine.vllm_memory
     with memory_guard("starting vLLM", f"set engine.vllm_memory (it is {share}) to what the GPU has left"):
         return VLLMGenerator(
             model,
@@ -253,7 +314,7 @@ def _vllm_of(config: Config, model: Any, tokenizer: Any, dtype: torch.dtype) -> 
             sampling=sampling_of(config),
             dtype=dtype,
             gpu_memory_utilization=share,
-            max_model_len=rollout.max_context + rollout.max_new_tokens,
+            max_model_len=min(longest, position_limit(model.config) or longest),
             seed=config.run.seed,
             trust_remote_code=config.engine.trust_remote_code,
         )

@@ -83,8 +83,9 @@ class Engine:
     """Train a low-rank adapter of this rank (and alpha twice that) instead of the model; 0 trains the model."""
     lora_targets: Words = field(default_factory=list)
     """Layers with an adapter, by the end of their names, e.g. ["q_proj", "v_proj"]; none is all linear layers."""
-    generator: Literal["native", "vllm"] = "native"
+    generator: Literal["native", "vllm", "auto"] = "native"
     """What generates tokens.
+    auto: the faster of the two for the model (docs/gpu.md has the rule); a resumed run keeps it
     native: this engine
     vllm: vLLM in the same process, for large models"""
     vllm_memory: Annotated[float, Range(0, 1, "()")] = 0.3

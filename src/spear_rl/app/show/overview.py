@@ -62,9 +62,10 @@ def _lines(run_dir: Path) -> list[str]:
     summary = path.read_text("utf-8", errors="replace") if path.is_file() else "unfinished: no summary.json yet"
     lines += summary.splitlines()
     lines += _warnings(run_dir)
-    lines += [
-        f"model {name} of the hub, commit {commit}" for name, commit in read_record(run_dir).get("models", {}).items()
-    ]
+    record = read_record(run_dir)
+    lines += [f"model {name} of the hub, commit {commit}" for name, commit in record.get("models", {}).items()]
+    if chosen := record.get("generator"):
+        lines.append(f"engine.generator=auto took {chosen['name']}: {chosen['reason']}")
     rows = read_rows(run_dir / "metrics.jsonl")
     lines += rows.sentences("metrics.jsonl")
     if rows.by_step:

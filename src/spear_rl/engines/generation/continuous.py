@@ -195,7 +195,9 @@ class SlotDecoder:
             starts, bases, lengths = (x.clone() for x in self._prefill_rows[:3].int())
             cached = CachedRows(bases, lengths[:-1].clone(), places, self.slots.length)
             last = self._prefill_rows[3, : self._prefill_logits.shape[0]]
-            self._prefill_logits.copy_(self._logits(ids, positions, Rows(starts, self.slots.length + 1, cached), last))
+            self._prefill_logits.copy_(
+                self._logits(ids, positions, Rows(starts, min(self.slots.length, size) + 1, cached), last)
+            )
 
         return self._captured(("prefill", size), prefill)
 

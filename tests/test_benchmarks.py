@@ -1,0 +1,143 @@
+"""The benchmark programs: everybody has the same work, and a rehearsal on a CPU gives a table and a JSON."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from spear_rl.app.config import load
+from spear_rl.integrations.verl.launch import verl_settings
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _path(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+
+
+def test_an_agentic_rollout_is_the_same_work_whatever_is_sampled():
+    from benchmarks.gpu.agentic import ANSWER, SIZES, episodes_of, longest
+
+    arguments = Namespace(**SIZES["cuda"])
+    first, again, other = (episodes_of(arguments, 50_000, number) for number in (1, 1, 2))
+    assert len(first) == 128
+    assert len({tuple(episode.ids) for episode in first}) == 16, "a group shares its first prompt"
+    assert [e.answers for e in first] == [e.answers for e in again] != [e.answers for e in other]
+    lengths = []
+    for episode, twin in zip(first, again, strict=True):
+        going = True
+        while going:
+            count = episode.answers[episode.turn]
+            assert ANSWER[0] <= count <= ANSWER[1]
+            assert episode.prompt().max_new_tokens == count
+            going = episode.answered([7] * count)
+            assert twin.answered([8] * count) == going
+        assert len(episode.ids) == len(twin.ids)
+        lengths.append(len(episode.ids))
+    assert max(lengths) <= longest(arguments)
+    with pytest.raises(RuntimeError, match="tokens instead of"):
+        other[0].answered([1])
+
+
+def test_rows_of_a_log_share_their_prefixes_and_train_their_answers():
+    from benchmarks.gpu.workload import log_rows
+
+    batch = log_rows(16, 1000, 0, seed=3)
+    assert len(batch) == 256
+    assert (batch.mask.sum(1) == 12).all()
+    assert int(batch.attention[0].sum()) == 350 + 5 + 12
+    assert int(batch.attention[15].sum()) == 350 + 15 * 30 + 5 + 12
+    assert (batch.input_ids[0, :350] == batch.input_ids[127, :350]).all(), "one group"
+    assert (batch.input_ids[0, :350] != batch.input_ids[128, :350]).any(), "another"
+
+
+def test_verl_is_given_the_same_tasks_limits_and_updates(tmp_path):
+    from benchmarks.gpu.rl_step import MAX_CONTEXT, SIZES, verl_command
+
+    (tmp_path / "model").mkdir()
+    arguments = Namespace(**SIZES["cuda"], model=str(tmp_path / "model"), vllm_memory=0.3, option=["a.b=3"])
+    command = verl_command(arguments, str(tmp_path))
+    cut = command.index("--")
+    config = load(None, command[command.index("verl") + 1 : cut])
+    theirs = dict(word.split("=", 1) for word in command[cut + 1 :])
+    assert (theirs["a.b"], theirs["trainer.v1.trainer_mode"]) == ("3", "sync")
+    keys = verl_settings(config, tmp_path, theirs)
+    assert keys["data.train_batch_size"] == keys["actor_rollout_ref.actor.ppo_mini_batch_size"] == 16
+    assert keys["actor_rollout_ref.rollout.n"] == 8
+    assert keys["trainer.total_training_steps"] == 8
+    assert (keys["data.max_prompt_length"], keys["data.max_response_length"]) == (MAX_CONTEXT, 32)
+    assert config.rollout.stop == ["</action>"]
+
+
+class FakeEngine:
+    """vLLM's engine: requests are finished in another order than they came."""
+
+    def __init__(self) -> None:
+        self.pending: list[tuple[str, int]] = []
+        self.num_steps = 0
+
+    def add_request(self, request_id, prompt, params) -> None:
+        assert prompt["prompt_token_ids"]
+        assert params.ignore_eos
+        assert params.logprobs == 0
+        self.pending.append((request_id, params.max_tokens))
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.pending)
+
+    def step(self):
+        self.num_steps += 1
+        done = self.pending.pop(self.num_steps % len(self.pending))
+        return [SimpleNamespace(request_id=done[0], finished=True, outputs=[SimpleNamespace(token_ids=(1,) * done[1])])]
+
+
+def test_vllm_is_driven_through_every_turn_of_every_episode(monkeypatch):
+    from benchmarks.gpu import agentic
+
+    engine = FakeEngine()
+
+    class FakeLLM:
+        def __init__(self, **settings) -> None:
+            assert settings["enable_prefix_caching"]
+            self.llm_engine, self.reset_prefix_cache = engine, lambda: True
+
+        def generate(self, inputs, params, *, use_tqdm):
+            assert len(inputs) == len(params)
+            return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=(1,) * p.max_tokens)]) for p in params]
+
+    for name, contents in {
+        "vllm": {"LLM": FakeLLM, "SamplingParams": lambda **given: SimpleNamespace(**given)},
+        "vllm.sampling_params": {"RequestOutputKind": SimpleNamespace(FINAL_ONLY=2)},
+    }.items():
+        module = ModuleType(name)
+        module.__dict__.update(contents)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda name: range(5000))
+    arguments = Namespace(**agentic.SIZES["cpu"], model="folder", option=[])
+    for name, (play, vocabulary) in agentic.vllm(arguments):
+        episodes = agentic.episodes_of(arguments, vocabulary, 0)
+        play(episodes)
+        assert all(episode.turn == arguments.turns for episode in episodes), name
+    assert engine.num_steps == arguments.episodes * arguments.turns
+
+
+@pytest.mark.slow
+def test_a_rehearsal_writes_a_table_and_everything_needed_to_repeat_it(tmp_path):
+    command = [sys.executable, ROOT / "benchmarks" / "agentic_rollouts.py", "--device", "cpu", "--model", "tiny"]
+    done = subprocess.run(
+        [*map(str, command), "--only", "agentic:ours"], capture_output=True, text=True, cwd=tmp_path, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "| agentic rollouts " in done.stdout
+    kept = json.loads((tmp_path / "agentic_rollouts.json").read_text())
+    assert kept["agentic:ours"]["results"]["ours"]["tokens_per_s"] > 0
+    assert {"python", "torch", "transformers"} <= kept["agentic:ours"]["facts"].keys()
+    assert "agentic_rollouts.py" in kept["command"]
+    assert kept["agentic:ours"]["sizes"]["seed"] == 0
