@@ -12,9 +12,9 @@ from spear_rl.rollout.generator import Sampling
 
 NATIVE_UP_TO = 2_000_000_000
 """Parameters up to which ours is the faster one. Measured at 0.135 billion, where it generates 2.2 times as many tokens
-per second: vLLM takes 4.4 ms longer for a step of 256 conversations. That is host work, which does not grow with the
-model, while a step does: ours takes 3.7 ms at 0.135 billion, and would take 55 ms at 2 billion in proportion.
-There the faster kernels decide. Ties go to ours, which needs no second copy of the weights."""
+per second: vLLM takes 4.4 ms longer for a step of 256 conversations. An estimate from there, not measured: if that is
+host work, which does not grow with the model, a step of ours (3.7 ms at 0.135 billion, in proportion 55 ms at 2
+billion) is then so long that the kernels decide. Ties go to ours, which needs no second copy of the weights."""
 
 CACHE_SHARE = 0.25
 """Of vLLM's memory, what its KV cache and activations need at least; the rest may be weights."""
