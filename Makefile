@@ -20,7 +20,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,webshop,math]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,webshop,math,view]'
 	touch $(STAMP)
 
 dev: $(DEV_STAMP)

@@ -140,7 +140,7 @@ def typed(command: str, folder: Path, before: list[str], *, is_short: bool, bin_
         pip = f"PIP_CONSTRAINT={folder}/constraints.txt {own}/bin/{words}"
         words = f"python3 -m venv {own} && {pip} && {own}/bin/spear list"
         words = words.replace("git+URL", f"git+file://localhost{folder}")
-    if words.startswith("spear shop"):
+    if words.startswith(("spear shop", "spear view")):
         return _served(words, folder, before, bin_folder)
     script = "\n".join([*before, words])
     env = os.environ | {"COLUMNS": "100"} | ({"PATH": f"{bin_folder}:{os.environ['PATH']}"} if bin_folder else {})

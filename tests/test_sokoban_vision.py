@@ -339,7 +339,13 @@ def test_the_trainer_trains_on_pictures_and_resumes_bit_for_bit(
 
     # An untrained policy never wins and always hits its token limit: the defaults would store and replay nothing.
     anything = ("algorithm.imitation.admit_by_score=true", "algorithm.imitation.skip_invalid=false")
-    settings = (*SETTINGS, *anything, f"engine.model={folder}", f"rollout.workers={workers}")
+    settings = (
+        *SETTINGS,
+        *anything,
+        "run.trajectories_format=jsonl",
+        f"engine.model={folder}",
+        f"rollout.workers={workers}",
+    )
     whole = train("whole", *settings, "run.steps=5")
     assert all(abs(step["policy/sampler_gap"]) < 1e-4 for step in whole if "policy/sampler_gap" in step)
     assert any(step["replay/fired"] for step in whole)

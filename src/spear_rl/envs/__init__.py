@@ -1,5 +1,6 @@
 """The environments by name. Importing them needs no package besides Python: no torch, no optional extras."""
 
+import inspect
 from functools import partial
 
 from spear_rl.envs import alfworld, household, lookup, search, sokoban, tool_math, tools, webshop
@@ -57,3 +58,15 @@ def tasks_fn(name: str, *, python: str = "") -> TasksFn:
     if own:
         return partial(loaded_tasks(ADAPTERS[prefix]), **own)
     return ENVIRONMENTS[name] if name in ENVIRONMENTS else loaded_tasks(name)
+
+
+def option_names(tasks: TasksFn) -> list[str] | None:
+    """The options of a tasks function that a user may set; None if it takes any, or does not say."""
+    try:
+        parameters = inspect.signature(tasks).parameters.values()
+    except (ValueError, TypeError):
+        return None
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    bound = tasks.keywords if isinstance(tasks, partial) else {}
+    return [p.name for p in parameters if p.name != "split" and p.name not in bound]

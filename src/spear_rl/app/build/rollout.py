@@ -1,6 +1,5 @@
 """From a configuration to the parts of a rollout: tasks, environments, sampling. Never imports torch."""
 
-import inspect
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from spear_rl.app.config import Config, require_env
-from spear_rl.envs import tasks_fn
+from spear_rl.envs import option_names, tasks_fn
 from spear_rl.errors import ConfigError, OptionError, UserError
 from spear_rl.io.escaping import clipped
 from spear_rl.io.files import same_folder
@@ -75,14 +74,9 @@ def _tasks_fn(config: Config) -> TasksFn:
     tasks = tasks_fn(name, python=python)
     if python:
         return tasks
-    try:
-        parameters = inspect.signature(tasks).parameters.values()
-    except (ValueError, TypeError):
-        return tasks
-    given = {"split", *(tasks.keywords if isinstance(tasks, partial) else ())}
-    known = [p.name for p in parameters if p.name not in given]
-    for option in config.task.options if all(p.kind is not p.VAR_KEYWORD for p in parameters) else ():
-        if option not in known:
+    known = option_names(tasks)
+    for option in config.task.options:
+        if known is not None and option not in known:
             raise ConfigError(f"task.options.{option}: {name} has no such option; it has: {', '.join(known)}")
     return tasks
 

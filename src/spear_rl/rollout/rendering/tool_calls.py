@@ -27,7 +27,7 @@ FORMATS = {
 _BLOCK = re.compile(r"<tool_call>(.*?)(</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
 _FUNCTION = re.compile(r"<function=([^>\n]{1,256})>(.*?)</function>", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>\n]{1,256})>(.*?)</parameter>", re.DOTALL)
-_NAMED = re.compile(r"(\w+)\s*(?:\[ARGS\])?\s*(?=\{)")
+_NAMED = re.compile(r"(\w++)(?:\s*+\[ARGS\])?\s*+(?=\{)")
 _MARKS = re.compile(r"<\|python_tag\|>|<\|tool_call_(?:start|end)\|>|<\|python_(?:start|end)\|>|\[TOOL_CALLS\]")
 _json = json.JSONDecoder(strict=False)  # policies break lines inside strings
 
