@@ -23,7 +23,6 @@ from spear_rl.rollout.env import StepResult, Task, TasksFn
 from spear_rl.rollout.generator import Generator, Sampling
 from spear_rl.rollout.rendering.images import VisionRenderer
 from spear_rl.rollout.rendering.renderer import LAYOUTS, ChatRenderer, Layout, Renderer
-from spear_rl.rollout.rendering.tool_calls import split_calls
 from spear_rl.rollout.tasks import panel_of, tasks_in_file
 from spear_rl.rollout.workers.pool import Pool
 from spear_rl.rollout.workers.progress import ProgressRunner, Tally
@@ -265,7 +264,7 @@ def _check_file(config: Config) -> None:
 
 def agent_renderer(config: Config, tokenizer: Any) -> AgentRenderer:
     """The renderer of conversations with tools; it reads calls in every format that we know."""
-    return AgentRenderer(tokenizer, thinking=config.rollout.thinking, read_calls=split_calls)
+    return AgentRenderer(tokenizer, thinking=config.rollout.thinking)
 
 
 def counted(config: Config) -> Config:

@@ -2,14 +2,12 @@
 
 import hashlib
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spear_rl.rollout.rendering.renderer import Message
 
 ROLES = ("system", "user", "assistant", "tool")
-_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 TOOLS_HEADER = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nFunctions:\n<tools>\n{tools}\n"
@@ -17,10 +15,6 @@ TOOLS_HEADER = (
     '<tool_call>\n{{"name": <function-name>, "arguments": <args-json-object>}}\n</tool_call>'
 )
 """How tools are described to a model whose chat template does not describe them."""
-
-
-ReadCalls = Callable[[str, Sequence[Mapping[str, Any]]], tuple[str, list[dict[str, Any]], bool]]
-"""Answer and tools in; out: its text without the calls, the calls, and whether some could not be read."""
 
 
 class MalformedError(ValueError):
@@ -107,28 +101,6 @@ def digests(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> 
         last = hashlib.blake2b(own.encode(), digest_size=16).hexdigest()
         out.append(last)
     return out
-
-
-def split_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, list[dict[str, Any]], bool]:
-    """Reads calls as Qwen, Hermes and many others write them (`ReadCalls`); those that cannot be read stay in the text.
-
-    `Hm. <tool_call>{"name": "f", "arguments": {}}</tool_call>` -> ("Hm.", [{"name": "f", "arguments": {}}], False)
-    """
-    calls: list[dict[str, Any]] = []
-
-    def taken(found: re.Match[str]) -> str:
-        try:
-            call = json.loads(found[1])
-            arguments = call.get("arguments", {}) if isinstance(call, dict) else None
-        except (ValueError, RecursionError):
-            return found[0]
-        if not isinstance(arguments, dict) or not isinstance(call.get("name"), str) or not call["name"]:
-            return found[0]
-        calls.append({"name": call["name"], "arguments": arguments})
-        return ""
-
-    rest = _CALL.sub(taken, text).strip()
-    return rest, calls, "<tool_call>" in rest
 
 
 def call_text(call: Mapping[str, Any]) -> str:

@@ -1,20 +1,23 @@
 """Conversations with tools in tokens: a whole one, and what follows the tokens that the policy wrote."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from secrets import token_hex
 from typing import Any
 
 from spear_rl.errors import ConfigError
-from spear_rl.rollout.agents.messages import ReadCalls, said, split_calls, without_tools
+from spear_rl.rollout.agents.messages import said, without_tools
 from spear_rl.rollout.rendering.renderer import ChatRenderer, Message, without_thoughts
+from spear_rl.rollout.rendering.tool_calls import split_calls
 
 _ANSWER = f"\u2063{token_hex(8)}\u2063"
 """Stands for the policy's message in a rendered conversation; nobody can write it."""
 _TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 _MARKS = ("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<|tool_call_start|>", "<|tool_call_end|>")
 Tools = Sequence[Mapping[str, Any]]
+ReadCalls = Callable[[str, Tools], tuple[str, list[dict[str, Any]], bool]]
+"""Answer and tools in; out: its text without the calls, the calls, and whether some could not be read."""
 
 
 class AgentRenderer(ChatRenderer):
