@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import socket
 import sys
 import time
 from collections import Counter
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from spear_rl.errors import ConfigError
 from spear_rl.rollout import Sampling, Task
 from spear_rl.rollout.agents.collect import AgentRunner
+from spear_rl.rollout.agents.endpoint import Endpoint
 from spear_rl.rollout.agents.messages import checked_messages, digests
 from spear_rl.rollout.agents.rendering import AgentRenderer
 from spear_rl.rollout.agents.session import Session
@@ -174,6 +176,24 @@ def test_samples_logprobs_limits_stops_seeds_and_streams_are_served(play):
 def test_what_is_malformed_foreign_or_without_the_key_is_refused(play):
     [group] = play("attacks", tasks(1))
     assert [len(t.turns) for t in group.trajectories] == [1, 1]
+
+
+def test_a_client_that_is_refused_while_it_sends_still_gets_the_answer():
+    endpoint = Endpoint(lambda call: None)
+    try:
+        with socket.create_connection(endpoint.server_address, timeout=10) as client:
+            client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: evil.example\r\n")
+            client.sendall(b"Content-Length: 200000\r\n\r\n")
+            for _ in range(20):  # the refusal has been sent long before the last of it
+                time.sleep(0.01)
+                client.sendall(b"x" * 10_000)
+            got = b""
+            while part := client.recv(65536):
+                got += part
+    finally:
+        endpoint.close()
+    assert got.startswith(b"HTTP/1.1 403 ")
+    assert b"another host" in got
 
 
 def test_the_key_of_an_episode_that_is_over_is_refused(play, tmp_path):

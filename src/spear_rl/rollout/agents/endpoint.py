@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -29,6 +30,8 @@ MAX_CONNECTIONS = 512
 """Open at once; more wait. A process may often have 1,024 open files, and a trainer needs some itself."""
 READ_SECONDS = 30.0
 """For a whole request to arrive once it has begun, and for an answer to be taken."""
+LINGER_SECONDS = 1.0
+"""For the rest of a request that was refused before it had arrived whole."""
 IDLE_SECONDS = 3600.0
 """For the next request of a connection to begin, if it belongs to a running episode; READ_SECONDS otherwise."""
 
@@ -248,6 +251,12 @@ class _Handler(BaseHTTPRequestHandler):
         kind = "invalid_request_error" if refused.status < 500 else "server_error"
         error = {"message": refused.sentence, "type": kind, "param": None, "code": refused.code or None}
         self._send({"error": error}, refused.status)
+        self._reader.until = time.monotonic() + LINGER_SECONDS
+        with suppress(OSError):  # closed while the client is still sending, the connection would lose the answer
+            self.connection.shutdown(socket.SHUT_WR)
+            left = MAX_UNKNOWN_BODY
+            while left > 0 and (part := self._buffered.read1(1 << 16)):
+                left -= len(part)
 
     def _send(self, answer: Any, status: int = 200) -> None:
         self._head(status, "application/json", length=len(body := json.dumps(answer).encode()))
