@@ -37,6 +37,10 @@ def main() -> None:
     asked.add_argument("--model", type=Path, help="a transformers folder")
     asked.add_argument("--episodes", type=int)
     asked.add_argument("--repeats", type=int, default=3)
+    asked.add_argument(
+        "--rows", default="all", choices=["all", "turns", "episodes"],
+        help="all, or a quarter as a mini-batch would have it: of the turns, or of the episodes",
+    )  # fmt: skip
     sizes = {"group-size": 8, "turns": 16, "first": 350, "log": 30, "suffix": 5, "answer": 12}
     for name, size in sizes.items():
         asked.add_argument(f"--{name}", type=int, default=size)
@@ -59,7 +63,7 @@ def measured(arguments: argparse.Namespace, *, share: bool) -> str:
     engine = HFEngine(
         model, tokenizer, device=arguments.device, dtype=dtype, packed=True, share_prefixes=share, **options
     )
-    batch = log_rows(arguments, model.config.vocab_size)
+    batch = chosen_rows(log_rows(arguments, model.config.vocab_size), arguments.rows, arguments.turns)
     parts = engine._micro_batches(batch)
     tokens, num_parts = sum(part.model_inputs["input_ids"].numel() for part in parts), len(parts)
     del parts
@@ -79,6 +83,16 @@ def measured(arguments: argparse.Namespace, *, share: bool) -> str:
         f"{'shared' if share else 'separate'}: {len(batch.input_ids)} rows, {tokens} tokens fed in {num_parts} "
         f"micro-batches, {statistics.median(taken[1:]):.3f} s per update (first {taken[0]:.1f} s){peak}"
     )
+
+
+def chosen_rows(batch: Batch, which: str, turns: int) -> Batch:
+    """All rows, or a random quarter of them, or all of a random quarter of the episodes."""
+    if which == "all":
+        return batch
+    together = turns if which == "episodes" else 1
+    begins = range(0, len(batch.input_ids), together)
+    drawn = random.Random(1).sample(begins, len(begins) // 4)
+    return batch.rows(torch.tensor([begin + turn for begin in drawn for turn in range(together)]))
 
 
 def log_rows(sizes: argparse.Namespace, vocabulary: int) -> Batch:

@@ -22,7 +22,7 @@ CACHE_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What generates, and why."""
+    """The chosen generator and the reason for it."""
 
     name: Literal["native", "vllm"]
     reason: str

@@ -119,7 +119,7 @@ def _users_play(server: Server, task_seed: int, expert: str, seed: int) -> list[
 
 
 def _described(id: str, action_field: str, observation_field: str) -> tuple[Server, str]:
-    """The server, and the instructions from its schema of an action."""
+    """The server, and the policy's instructions: made from the JSON schema of the server's actions."""
     package("openenv.core", extra="openenv")
     schema = _schema(_address(os.getpid(), id), id)
     properties = {name: kind for name, kind in schema.get("properties", {}).items() if name != "metadata"}

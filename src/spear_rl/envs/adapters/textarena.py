@@ -148,7 +148,7 @@ def _users_play(game: Game, task_seed: int, expert: str, seed: int) -> list[str]
 
 
 class TextArenaEnv:
-    """One game. TextArena draws from Python's global random stream: each game here has a stream of its own."""
+    """One game. TextArena uses Python's global random generator; here every game restores a state of its own."""
 
     def __init__(self, game: Game, seed: int) -> None:
         self._game, self._seed, self._is_over = game, seed, True

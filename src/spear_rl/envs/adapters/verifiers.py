@@ -44,7 +44,7 @@ def tasks(
     max_tasks: Annotated[int, Range(0, 1_000_000)] | None = None,
     **config: Any,
 ) -> Sequence[Task]:
-    """The tasks of a split, which their content decides. Other options are settings of the taskset.
+    """The tasks of a split, to which a hash of their content assigns them. Other options go to the taskset's config.
 
     Args:
         calls: the format of tool calls that the policy is asked for.

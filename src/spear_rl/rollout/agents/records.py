@@ -97,7 +97,7 @@ def num_records(path: str, *, key: str) -> int:
 
 
 def texts_in(path: str, *, key: str) -> list[str]:
-    """All that is said in a file's episodes: the corpus of a tokenizer from scratch."""
+    """Every text in the episodes of a file, the policy's and the others': to train a tokenizer from scratch on."""
     texts = []
     for number, row in _rows(path, key):
         try:
