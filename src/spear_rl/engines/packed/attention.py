@@ -279,7 +279,8 @@ def _varlen() -> Callable[..., Any] | None:
     return partial(varlen_attn, enable_gqa=True) if "enable_gqa" in takes else varlen_attn
 
 
-_VARLEN = _varlen()
+# A CPU build of torch has no use for it, and importing it takes a quarter of a command's start.
+_VARLEN = _varlen() if torch.version.cuda else None
 
 
 @cache
