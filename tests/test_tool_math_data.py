@@ -7,6 +7,7 @@ import random
 import re
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -75,6 +76,33 @@ def test_a_test_file_with_a_comma_in_its_name_is_one_file_and_two_of_one_name_ar
         asked("test", test_data=",".join(twins))
     with pytest.raises(OptionError, match=r"test_data: there is no file .*nowhere\.jsonl"):
         asked("test", test_data=f"{twins[0]},{tmp_path}/nowhere.jsonl")
+
+
+def test_several_training_sets_are_one_panel_whose_families_are_the_sets_and_no_problem_is_in_it_twice(tmp_path):
+    shared, tested = rows_of(3, first=50), rows_of(2, first=10)
+    one_set, other = (
+        write(tmp_path / "one.jsonl", rows_of(60)),
+        write(tmp_path / "two.jsonl", rows_of(40, first=500) + shared),
+    )
+    options = {"data": f"{one_set}, {other}", "test_data": write(tmp_path / "test.jsonl", tested)}
+    panel = [*tool_math.tasks("train", **options), *tool_math.tasks("validation", **options)]
+    assert Counter(task.family for task in panel) == {"one": 58, "two": 40}
+    assert {task.id.split("/")[1] for task in panel if task.family == "two"} == {"two"}
+    assert len({task.id.split("/")[2] for task in panel}) == 98
+    for split in SPLITS:
+        both = asked(split, data=f"{one_set},{other}")
+        assert both == asked(split, data=other) | asked(split, data=one_set)
+    with pytest.raises(OptionError, match=r"^data: there is no file .*nowhere\.jsonl"):
+        asked("train", data=f"{one_set},{tmp_path}/nowhere.jsonl")
+
+
+def test_sets_with_a_test_file_of_their_own_are_tested_on_it_in_company_too(tmp_path, monkeypatch):
+    write(tmp_path / "gsm8k_train.jsonl", [{"question": f"q{n}", "answer": f"#### {n}"} for n in range(50)])
+    write(tmp_path / "gsm8k_test.jsonl", [{"question": f"t{n}", "answer": f"#### {n}"} for n in range(5)])
+    write(tmp_path / "dapo_math_17k.jsonl", rows_of(30))
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    assert set(asked("test", data="gsm8k,dapo")) == {f"t{n}" for n in range(5)}
+    assert len(asked("train", data="gsm8k,dapo")) + len(asked("validation", data="gsm8k,dapo")) == 80
 
 
 # Generated problems

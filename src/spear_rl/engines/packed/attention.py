@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -84,7 +85,7 @@ def can_pack(model: Any) -> bool:
 def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the fused kernels run there; elsewhere plain and slow code gives the same results."""
     is_half = dtype in (torch.bfloat16, torch.float16)
-    is_cuda = _VARLEN is not None and device.type == "cuda"
+    is_cuda = device.type == "cuda" and find_spec("torch.nn.attention.varlen") is not None
     return is_cuda and is_half and torch.cuda.get_device_capability(device) >= (8, 0)
 
 

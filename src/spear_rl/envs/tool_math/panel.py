@@ -5,7 +5,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,10 +45,10 @@ class Source(NamedTuple):
     """Where problems come from."""
 
     data: str = ""
-    """A known set's name, a file, or hf:owner/name; empty for generated problems."""
+    """A known set's name, a file, or hf:owner/name; several with commas between them; empty for generated problems.
+    Of several, the family of a problem is its set."""
     test_data: str = ""
-    """The same for the split test, or several with commas between them (the family of a problem is then its set);
-    empty for a part of `data`, or the set's own test file where it has one."""
+    """The same for the split test; empty for a part of `data`, or the sets' own test files where they have one."""
     data_folder: str = ""
     """The directory of the known sets, instead of the environment variable."""
     level: str = "small"
@@ -62,50 +61,53 @@ def entries(split: str, source: Source) -> tuple[Entry, ...]:
     """The problems of a split, sorted by id."""
     tested = {name: _file_problems(name, source, "test") for name in _test_sets(source)}
     if split == "test" and tested:
-        return _test_entries(tested)
+        return _entries(tested, "test_data")
     if not source.data:
         panel = generated_panels(source.level)[split]
         return tuple(Entry(f"tool_math/{source.level}/{split}/{n:05d}", problem) for n, problem in enumerate(panel))
-    if source.data in tested:
+    names = _sets(source.data)
+    if only_tested := [name for name in names if name in tested]:
         raise ValueError(
-            f"data={source.data} is all for the split test; for {split} give other data, and this as test_data"
+            f"data={only_tested[0]} is all for the split test; for {split} give other data, and this as test_data"
         )
-    # No problem of the test file is trained on, even where two files share problems.
-    excluded = {problem.content_hash() for problems in tested.values() for problem in problems}
-    chosen = []
-    for problem in _file_problems(source.data, source, "train"):
-        own_split = split_of(problem.content_hash())
-        if tested and own_split == "test":
-            own_split = "train"
-        if own_split == split and problem.content_hash() not in excluded:
-            chosen.append(problem)
-    return _entries(source.data, chosen)
+    # No problem of the test files is trained on, even where two files share problems; nor is one in two sets.
+    taken = {problem.content_hash() for problems in tested.values() for problem in problems}
+    chosen: dict[str, list[Problem]] = {name: [] for name in names}
+    for name in names:
+        for problem in _file_problems(name, source, "train"):
+            content = problem.content_hash()
+            own_split = split_of(content)
+            if tested and own_split == "test":
+                own_split = "train"
+            if own_split == split and content not in taken:
+                taken.add(content)
+                chosen[name].append(problem)
+    return _entries(chosen, "data")
 
 
 def _test_sets(source: Source) -> list[str]:
-    """The sets of the split test. A file's own name may have commas in it."""
-    given = source.test_data or _OWN_TEST.get(source.data, "")
+    """The sets of the split test."""
+    return _sets(source.test_data) or [_OWN_TEST[name] for name in _sets(source.data) if name in _OWN_TEST]
+
+
+def _sets(given: str) -> list[str]:
+    """The names between commas, each once. A file's own name may have commas in it."""
     if os.path.isfile(os.path.expanduser(given)):
         return [given]
-    return [name.strip() for name in given.split(",") if name.strip()]
+    return list(dict.fromkeys(name.strip() for name in given.split(",") if name.strip()))
 
 
-def _test_entries(tested: Mapping[str, Sequence[Problem]]) -> tuple[Entry, ...]:
-    if len(tested) == 1:
-        return _entries(*next(iter(tested.items())))
-    names = [_name_of(data) for data in tested]
+def _entries(problems: Mapping[str, Sequence[Problem]], option: str) -> tuple[Entry, ...]:
+    """The problems of all sets, sorted by id."""
+    names = [_name_of(data) for data in problems]
     if len(set(names)) < len(names):
-        raise OptionError(f"test_data: two of its sets have the same name: {', '.join(names)}; rename a file")
-    panels = (
-        _entries(data, [replace(problem, family=name) for problem in tested[data]])
-        for data, name in zip(tested, names, strict=True)
-    )
-    return tuple(sorted(chain.from_iterable(panels), key=lambda entry: entry.id))
-
-
-def _entries(data: str, problems: Sequence[Problem]) -> tuple[Entry, ...]:
-    named = (Entry(f"tool_math/{_name_of(data)}/{problem.content_hash()[:16]}", problem) for problem in problems)
-    return tuple(sorted(named, key=lambda entry: entry.id))
+        raise OptionError(f"{option}: two of its sets have the same name: {', '.join(names)}; rename a file")
+    found = []
+    for name, own in zip(names, problems.values(), strict=True):
+        for problem in own:
+            shown = replace(problem, family=name) if len(names) > 1 else problem
+            found.append(Entry(f"tool_math/{name}/{problem.content_hash()[:16]}", shown))
+    return tuple(sorted(found, key=lambda entry: entry.id))
 
 
 def _name_of(data: str) -> str:
@@ -120,7 +122,7 @@ def _file_problems(data: str, source: Source, split: str) -> tuple[Problem, ...]
         return _loaded(data, split, *columns, 0)
     place = os.path.abspath(os.path.expanduser(_known_file(data, source.data_folder) if data in KNOWN else data))
     if not os.path.isfile(place):
-        option = "test_data" if source.test_data and data != source.data else "data"
+        option = "data" if data in _sets(source.data) else "test_data"
         raise OptionError(
             f"{option}: there is no file {place}; "
             f"give a .jsonl, .json, .csv or .parquet file, or one of {', '.join(KNOWN)}"
