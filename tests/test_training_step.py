@@ -5,13 +5,18 @@ from __future__ import annotations
 import inspect
 import random
 from functools import partial
+from itertools import groupby
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from conftest import RecordingEngine
 from spear_rl.algorithms import CovarianceClip, dr_bot, dr_grpo, gigpo, grpo, spear, with_covariance_clip
+from spear_rl.engines.base import EpisodeBatch, Term
 from spear_rl.envs import ENVIRONMENTS
+from spear_rl.functional.losses import token_mean
 from spear_rl.rollout import ChatRenderer, Observation, Sampling, StepResult, Task, collect_groups, growing_chat
 from spear_rl.train import step as step_module
 from spear_rl.train.step import minibatches, train_step
@@ -232,6 +237,23 @@ def test_minibatches_deal_out_every_row_once(tokenizer, count):
         rows = sorted(tuple(row) for part in parts for row in part.input_ids.tolist())
         assert rows == sorted(tuple(row) for row in term.batch.input_ids.tolist())
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@given(
+    sizes=st.lists(st.integers(0, 6), min_size=1, max_size=12).filter(any),
+    count=st.integers(2, 9),
+    seed=st.integers(0, 2**32),
+)
+def test_a_minibatch_has_whole_episodes_but_for_its_first_and_last_one(sizes, count, seed):
+    owners = torch.tensor([number for number, size in enumerate(sizes) for _ in range(size)])
+    ids = torch.arange(len(owners))[:, None]
+    term = Term("policy", EpisodeBatch(ids, ids > -1, ids > -1, ids.float(), ids.float(), owners), token_mean)
+    dealt = [update[0].batch for update in minibatches([term], count, random.Random(seed))]
+    assert torch.cat([part.input_ids for part in dealt]).flatten().sort().values.tolist() == ids.flatten().tolist()
+    assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
+    order = torch.cat([part.episodes for part in dealt]).tolist()
+    assert len([first for first, _ in groupby(order)]) == len(set(order)), "an episode's rows follow one another"
+    assert all(torch.equal(owners[part.input_ids.flatten()], part.episodes) for part in dealt)
 
 
 def test_a_training_step_is_read_on_one_screen():

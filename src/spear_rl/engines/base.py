@@ -36,15 +36,18 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class ImageBatch(Batch):
-    """Rows with images, for a vision-language model."""
+class EpisodeBatch(Batch):
+    """Rows of episodes, several where an episode does not fit into one."""
 
-    images: tuple[tuple[bytes, ...], ...]
-    """PNG files per row, in the order of their placeholder tokens."""
+    episodes: Tensor
+    """[B], the number of the episode that a row is of."""
+    images: tuple[tuple[bytes, ...], ...] = ()
+    """For a vision-language model: PNG files per row, in the order of their placeholder tokens."""
 
-    def rows(self, index: Tensor) -> ImageBatch:
+    def rows(self, index: Tensor) -> EpisodeBatch:
         tensors = {f.name: getattr(self, f.name)[index] for f in fields(Batch)}
-        return ImageBatch(**tensors, images=tuple(self.images[row] for row in index.tolist()))
+        images = tuple(self.images[row] for row in index.tolist()) if self.images else ()
+        return EpisodeBatch(**tensors, episodes=self.episodes[index], images=images)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from spear_rl.engines.base import Batch, ImageBatch, NonFiniteLossError, Sampler, Term
+from spear_rl.engines.base import Batch, NonFiniteLossError, Sampler, Term
 from spear_rl.engines.critic import Critic
 from spear_rl.engines.generation.continuous import SlotDecoder
 from spear_rl.engines.generation.padded import Decoder
@@ -279,7 +279,7 @@ class HFEngine:
                 inputs, predictors = {"input_ids": sent(ids)}, (sent(row), sent(column))
             room -= inputs["input_ids"].numel()
             targets, target_index = sent(ids[row, column + 1]), (sent(row), sent(column + 1))
-            images = tuple(batch.images[n] for n in rows.tolist()) if isinstance(batch, ImageBatch) else None
+            images = tuple(pictures[n] for n in rows.tolist()) if (pictures := getattr(batch, "images", ())) else None
             out.append(MicroBatch(sent(rows), width, room >= 0, inputs, predictors, targets, target_index, images))
         return out
 

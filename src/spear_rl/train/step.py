@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from statistics import fmean
@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 
 from spear_rl.algorithms.base import Algorithm
-from spear_rl.engines.base import Batch, Engine, ImageBatch, Term
+from spear_rl.engines.base import Batch, Engine, EpisodeBatch, Term
 from spear_rl.replay.buffer import Remembered, Replay, Stored, unfit_reason
 from spear_rl.train.critic import judged
 from spear_rl.types import Completion, Group, Metrics, Trajectory, Turn, mean_measures
@@ -219,7 +219,8 @@ def collate(
 ) -> Batch | None:
     """Pad the rows of many episodes into one batch; None if no token of them trains."""
     reasons = dropped or [[""] * len(t.turns) for t in trajectories]
-    flat = [r for t, a, why in zip(trajectories, turn_advantages, reasons, strict=True) for r in rows(t, a, why)]
+    by_episode = [rows(t, a, why) for t, a, why in zip(trajectories, turn_advantages, reasons, strict=True)]
+    flat = list(chain.from_iterable(by_episode))
     if not flat:
         return None
     lengths = torch.tensor([len(row.ids) for row in flat])
@@ -240,17 +241,15 @@ def collate(
         advantages = advantages * torch.tensor(list(chain.from_iterable(weights)))
     old = torch.tensor(list(chain.from_iterable(answer.completion.logprobs for _, answer in answers)))
     trains = torch.tensor([answer.trains for _, answer in answers]).repeat_interleave(sizes)
-    batch = Batch(
+    return EpisodeBatch(
         input_ids=input_ids,
         attention=attention,
         mask=torch.zeros(attention.shape, dtype=torch.bool).index_put(place, trains),
         old_logprobs=torch.zeros(attention.shape).index_put(place, old),
         advantages=torch.zeros(attention.shape).index_put(place, advantages),
+        episodes=torch.arange(len(by_episode)).repeat_interleave(torch.tensor(list(map(len, by_episode)))),
+        images=tuple(row.images for row in flat) if any(row.images for row in flat) else (),
     )
-    if not any(row.images for row in flat):
-        return batch
-    tensors = {f.name: getattr(batch, f.name) for f in fields(Batch)}
-    return ImageBatch(**tensors, images=tuple(row.images for row in flat))
 
 
 @dataclass(frozen=True)
@@ -278,11 +277,19 @@ def minibatches(terms: Sequence[Term], count: int, rng: random.Random) -> list[l
         return [[weighed(term, 1) for term in terms]] if terms else []
     updates: list[list[Term]] = [[] for _ in range(count)]
     for term in terms:
-        order = rng.sample(range(len(term.batch.mask)), len(term.batch.mask))
+        order = shuffled(term.batch, rng)
         for number, update in enumerate(updates):
-            if chosen := order[number::count]:
+            if chosen := order[number * len(order) // count : (number + 1) * len(order) // count]:
                 update.append(weighed(replace(term, batch=term.batch.rows(torch.tensor(chosen))), count))
     return [update for update in updates if update]
+
+
+def shuffled(batch: Batch, rng: random.Random) -> list[int]:
+    """The rows in random order, those of an episode one after another: what they share is then computed once."""
+    owners = batch.episodes.tolist() if isinstance(batch, EpisodeBatch) else range(len(batch))
+    episodes = list(dict.fromkeys(owners))
+    place = {episode: number for number, episode in enumerate(rng.sample(episodes, len(episodes)))}
+    return sorted(range(len(batch)), key=lambda row: place[owners[row]])
 
 
 def weighed(term: Term, count: int) -> Term:
@@ -299,28 +306,25 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
     stops, flat = Counter(t.stop for t in played), [group.success for group in groups if group.is_flat]
     weights = [weight for turn in turns for weight in turn.completion.weights or ()]
     gap = {"rollout/sampler_gap": fmean(abs(math.log(w)) for w in weights if w > 0)} if any(weights) else {}
-    chosen = choice_metrics(groups) if any("origin" in group.info for group in groups) else {}
-    return (
-        gap
-        | chosen
-        | {
-            "rollout/reward": fmean(t.reward for t in played),
-            "rollout/success": fmean(t.success for t in played),
-            "rollout/turns": fmean(len(t.turns) for t in played),
-            "rollout/tool_turns": fmean(t.num_tool_turns for t in played),
-            "rollout/invalid_turns": fmean(bool(turn.invalid) for turn in turns) if turns else 0.0,
-            "rollout/truncated_turns": fmean(turn.completion.truncated for turn in turns) if turns else 0.0,
-            "rollout/flat_groups": len(flat) / len(groups),
-            "rollout/flat_won": flat.count(1.0) / len(groups),
-            "rollout/flat_lost": flat.count(0.0) / len(groups),
-            "rollout/tokens": float(sum(len(turn.completion.token_ids) for turn in written)),
-            "rollout/episodes": float(len(played)),
-            "rollout/failed_episodes": float(sum(group.num_failed for group in groups)),
-        }
-        | {f"rollout/stop_{stop}": stops[stop] / len(played) for stop in stops}
-        | {f"rollout/{name}": mean for name, mean in mean_measures(played).items()}
-        | {"rollout/bonus": fmean(t.bonus for t in played)}
-    )
+    return {
+        **gap,
+        **(choice_metrics(groups) if any("origin" in group.info for group in groups) else {}),
+        "rollout/reward": fmean(t.reward for t in played),
+        "rollout/success": fmean(t.success for t in played),
+        "rollout/turns": fmean(len(t.turns) for t in played),
+        "rollout/tool_turns": fmean(t.num_tool_turns for t in played),
+        "rollout/invalid_turns": fmean(bool(turn.invalid) for turn in turns) if turns else 0.0,
+        "rollout/truncated_turns": fmean(turn.completion.truncated for turn in turns) if turns else 0.0,
+        "rollout/flat_groups": len(flat) / len(groups),
+        "rollout/flat_won": flat.count(1.0) / len(groups),
+        "rollout/flat_lost": flat.count(0.0) / len(groups),
+        "rollout/tokens": float(sum(len(turn.completion.token_ids) for turn in written)),
+        "rollout/episodes": float(len(played)),
+        "rollout/failed_episodes": float(sum(group.num_failed for group in groups)),
+        **{f"rollout/stop_{stop}": stops[stop] / len(played) for stop in stops},
+        **{f"rollout/{name}": mean for name, mean in mean_measures(played).items()},
+        "rollout/bonus": fmean(t.bonus for t in played),
+    }
 
 
 def choice_metrics(groups: Sequence[Group]) -> Metrics:
