@@ -310,6 +310,27 @@ def test_every_benchmark_of_a_panel_has_its_own_rates():
     assert "samples" not in evaluation(groups).as_dict()
 
 
+@pytest.mark.parametrize(("num_tasks", "sizes"), [(3, [2, 2, 2, 1]), (8, [1] * 7), (1, [6, 1])])
+def test_samples_are_played_together_up_to_the_episodes_of_a_training_step(
+    spear, tmp_path, monkeypatch, num_tasks, sizes
+):
+    from spear_rl.app.build.rollout import Player
+
+    plain, rounds = Player.groups, []
+
+    def noted(self, tasks, generator, *, group_size, **settings):
+        rounds.append(group_size)
+        return plain(self, tasks, generator, group_size=group_size, **settings)
+
+    monkeypatch.setattr(Player, "groups", noted)
+    run, small = tmp_path / "run", ["run.steps=1", "rollout.num_tasks=2", "rollout.group_size=3", "sft.episodes=0"]
+    code, text = spear("train", "lookup", f"run.dir={run}", *small, f"eval.tasks={num_tasks}", "eval.samples=7")
+    assert code == 0, text
+    assert rounds == sizes * 2
+    for line in (run / "eval.jsonl").read_text().splitlines():
+        assert json.loads(line)["episodes"] == 7 * num_tasks
+
+
 def test_a_run_evaluates_every_task_as_often_as_eval_samples_says_and_so_does_spear_eval(spear, result_of, tmp_path):
     small = ["run.steps=1", "sft.episodes=0", "eval.tasks=3", "rollout.num_tasks=1", "rollout.group_size=2"]
     run = tmp_path / "run"

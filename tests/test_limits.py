@@ -544,8 +544,10 @@ WITH = {
     "algorithm.covariance.beta": ["algorithm.covariance.on_policy=kl", "algorithm.covariance.replay=kl"],
     "rollout.step_timeout": ["rollout.workers=1"],
     "engine.lora": [],
+    "eval.samples": ["eval.tasks=1", "eval.max_turns=1", "sft.episodes=0"],
+    "sft.episodes": ["sft.batch_size=256"],
 }
-"""What makes a setting matter, by the beginning of its key."""
+"""What makes a setting matter, or its largest value cheap, by the beginning of its key."""
 QUICK = ("rollout.max_context", "rollout.temperature", "rollout.top_p", "algorithm.max_length")
 
 

@@ -60,10 +60,11 @@ def played(
 ) -> list[Group]:
     """`num_episodes` per task, sampled as evaluations are, with a random stream of its own."""
     generator = engine.evaluation_generator(eval_sampling_of(config), seed=config.run.seed + 7919)
-    # One episode per task at a time bounds the memory.
+    # At once no more than in a training step, which bounds the memory, but at least one episode per task.
+    most = max(config.rollout.num_tasks * config.rollout.group_size // max(len(tasks), 1), 1)
     rounds = [
-        player.groups(tasks, generator, group_size=1, step=step, max_turns=config.eval.max_turns)
-        for _ in range(num_episodes)
+        player.groups(tasks, generator, group_size=size, step=step, max_turns=config.eval.max_turns)
+        for size in (min(most, num_episodes - done) for done in range(0, num_episodes, most))
     ]
     engine.sync()
     return merged(rounds)
