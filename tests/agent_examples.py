@@ -44,6 +44,11 @@ def growing(task: Task, base_url: str, api_key: str) -> float:
     return 1.0
 
 
+def growing_at_length(task: Task, base_url: str, api_key: str) -> float:
+    """As `growing`, and paid by how much it says in one more conversation."""
+    return growing(task, base_url, api_key) + one_call(task, base_url, api_key)
+
+
 def never_calls(task: Task, base_url: str, api_key: str) -> float:
     return 0.5
 
@@ -233,11 +238,19 @@ def kills_its_launcher(task: Task, base_url: str, api_key: str) -> float:
 
 
 def leaves_a_child(task: Task, base_url: str, api_key: str) -> float:
-    """Starts a process that outlives it, unless it is killed with it."""
+    """Starts processes that outlive it, unless they are killed with it: also in a session of their own, or detached."""
     import subprocess
 
-    subprocess.Popen(["sleep", task.data["seconds"]])
-    return one_call(task, base_url, api_key)
+    sleep = ["sleep", task.data["seconds"]]
+    subprocess.Popen(sleep)
+    subprocess.Popen(sleep, start_new_session=True)
+    subprocess.run(["sh", "-c", f"setsid {' '.join(sleep)} >/dev/null 2>&1 &"], check=True)
+    said = one_call(task, base_url, api_key)
+    found = subprocess.run(["pgrep", "-fc", " ".join(sleep)], capture_output=True, text=True, check=True).stdout
+    assert int(found) >= 3, "a living agent keeps what it started"
+    if task.data["hangs"]:
+        time.sleep(3600)
+    return said
 
 
 def forces_calls(task: Task, base_url: str, api_key: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import random
@@ -252,11 +253,14 @@ def test_a_dead_launcher_is_replaced_and_its_agents_are_run_again(play, tmp_path
     assert [(len(group.trajectories), group.num_failed) for group in groups] == [(2, 0)] * 2
 
 
-def test_what_an_agent_started_ends_with_it(play):
+@pytest.mark.parametrize("hangs", [False, True])
+def test_what_an_agent_started_ends_with_it(play, hangs):
     import subprocess
 
     seconds = f"4321.{random.randrange(10**9)}"
-    play("leaves_a_child", tasks(1, seconds=seconds), group_size=2)
+    hung = pytest.raises(EpisodesFailedError, match=r"made no call for 3 s .* raise rollout\.step_timeout")
+    with hung if hangs else contextlib.nullcontext():
+        play("leaves_a_child", tasks(1, seconds=seconds, hangs=hangs), group_size=2, timeout=3.0 if hangs else 20.0)
     found = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert f"sleep {seconds}" not in found
 

@@ -245,7 +245,7 @@ def test_an_agent_with_the_openai_package_tools_two_turns_and_a_branch_doubles_i
         "train", "task.agent=agent_openai:solve", "task.env=tasks.jsonl", "sft.from=chats.jsonl", "sft.epochs=4",
         "sft.batch_size=4", "sft.learning_rate=2e-3", "engine.model=tiny-xs", "rollout.num_tasks=4",
         "rollout.group_size=8", "rollout.max_turns=4", "rollout.max_new_tokens=32", "optim.learning_rate=5e-4",
-        "algorithm.name=grpo", "run.steps=24", "run.threads=1", "eval.tasks=64", "eval.temperature=1", "run.dir=run",
+        "algorithm.name=grpo", "run.steps=14", "run.threads=1", "eval.tasks=64", "eval.temperature=1", "run.dir=run",
         "run.seed=1",
     )  # fmt: skip
     assert code == 0, printed

@@ -21,6 +21,7 @@ FIRST_SEED = {"train": 0, "validation": 1_000_000, "test": 2_000_000}
 """Seed of the first task of a split; the others follow, so no two splits share a seed."""
 EXPERTS = ("random", "none")
 ANSWER_FORMAT = "<action>{action}</action>"
+_NLTK_DATA = re.compile(r"nltk\.download\('(\w+)'\)")
 MAX_ANSWER = 10_000
 """Characters of an action; longer answers are not passed on."""
 
@@ -113,6 +114,12 @@ def _random_episode(
         if result.done:
             break
     return is_solved, total, -len(taken), taken
+
+
+def missing_word_list(error: BaseException) -> str:
+    """Which data of nltk a word game lacks and how to get it; empty if that is not what the error says."""
+    found = _NLTK_DATA.search(str(error))
+    return f"nltk's data {found[1]!r}: python -m nltk.downloader {found[1]}" if found else ""
 
 
 def one_line(error: BaseException) -> str:

@@ -2,7 +2,6 @@
 
 import io
 import random
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from spear_rl.envs.adapters.shared import (
     SPLITS,
     answered,
     best_random_play,
+    missing_word_list,
     one_line,
     package,
     seeds,
@@ -28,7 +28,6 @@ from spear_rl.settings.ranges import Length, OneOf, Range, has_checked_options, 
 MAX_OPPONENT_TURNS = 1000
 """Turns in a row without the policy's; more end the episode with an error."""
 
-_WORD_LIST = re.compile(r"nltk\.download\('(\w+)'\)")
 REWARDS = {"game": "the game's own, also for progress", "win": "1 for a game that is won, else 0"}
 
 
@@ -56,9 +55,8 @@ class Game:
         except (TypeError, AssertionError) as error:
             raise OptionError(f"{', '.join(self.kwargs) or 'id'}: making {self.id} raised {one_line(error)}") from error
         except Exception as error:  # word lists, packages and Python versions of single games
-            if words := _WORD_LIST.search(str(error)):
-                needed = f"nltk's word list {words[1]!r}: python -m nltk.downloader {words[1]}"
-                raise MissingExtraError(f"task.env: textarena:{self.id} needs {needed}") from error
+            if words := missing_word_list(error):
+                raise MissingExtraError(f"task.env: textarena:{self.id} needs {words}") from error
             raise MissingExtraError(f"task.env: textarena:{self.id} cannot be made here: {one_line(error)}") from error
         while isinstance(env, textarena.Wrapper):
             has_brackets |= type(env).__name__ == "ActionFormattingWrapper"

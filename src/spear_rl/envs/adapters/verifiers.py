@@ -6,22 +6,25 @@ in a container: a task that needs one, or prepares one, is refused.
 
 import asyncio
 import inspect
+import io
 import json
 import os
 import queue
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from functools import lru_cache, partial
 from itertools import islice
 from types import TracebackType
 from typing import Annotated, Any
 
-from spear_rl.envs.adapters.shared import SPLITS, one_line, package, state_key, user_function
+from spear_rl.envs.adapters.shared import SPLITS, missing_word_list, one_line, package, state_key, user_function
 from spear_rl.envs.shared.generated_panels import content_split
 from spear_rl.envs.tools import CALLS
 from spear_rl.envs.tools.functions import Tool, argument_fault, as_text, tool_of
-from spear_rl.errors import ConfigError, UserError
+from spear_rl.errors import ConfigError, MissingExtraError, OptionError, UserError
+from spear_rl.io.escaping import clipped
 from spear_rl.rollout.contract import RESERVED
 from spear_rl.rollout.env import Observation, StepResult, Task
 from spear_rl.rollout.rendering.renderer import without_thoughts
@@ -87,19 +90,30 @@ def _loaded(id: str, settings: str, num_tasks: int) -> tuple[list[Any], Any]:
     vf = package("verifiers.v1", extra="verifiers")
     loaders = package("verifiers.v1.utils.loaders", extra="verifiers")
     try:
-        config = loaders.taskset_config_type(id)(id=id, **json.loads(settings))
-        taskset, kind = loaders.load_taskset(config), loaders.environment_class(id)
-        found = list(islice(iter(taskset), num_tasks))
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # nltk tells of downloads that fail
+            config = loaders.taskset_config_type(id)(id=id, **json.loads(settings))
+            taskset, kind = loaders.load_taskset(config), loaders.environment_class(id)
+            found = list(islice(iter(taskset), num_tasks))
     except ModuleNotFoundError as error:
         raise ConfigError(f"task.env: verifiers has no taskset {id!r}: {one_line(error)}") from error
-    except Exception as error:  # settings that its config refuses, data that it cannot load
-        raise ConfigError(f"task.env: the taskset {id} cannot be loaded: {one_line(error)}") from error
+    except Exception as error:
+        raise _refusal(id, error) from error
     for task in found[:1]:
         if type(task).NEEDS_CONTAINER or type(task).setup is not vf.Task.setup or task.data.image:
             raise ConfigError(f"task.env: the tasks of {id} run in a container, which this adapter does not start")
     env = object.__new__(kind)  # its constructor prepares harnesses and runtimes
     env.config, env.taskset = None, taskset
     return found, env
+
+
+def _refusal(id: str, error: Exception) -> UserError:
+    """What to say of settings that a taskset's config refuses, or data that it cannot load."""
+    if words := missing_word_list(error):
+        return MissingExtraError(f"task.env: verifiers:{id} needs {words}")
+    if callable(refused := getattr(error, "errors", None)):  # pydantic's
+        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in refused()]
+        return OptionError(f"{clipped('; '.join(faults), 300)} (settings of the taskset {id})")
+    return ConfigError(f"task.env: the taskset {id} cannot be loaded: {one_line(error)}")
 
 
 @lru_cache(maxsize=8)

@@ -189,7 +189,9 @@ class _Round:
             for number in self._hung():
                 seconds = self.runner._timeout * (1 if self.running[number].session.num_calls else FIRST_CALL)
                 self.runner._processes.kill(number)
-                self.runner._inbox.put(Outcome(number, error=f"made no call for {seconds:g} s and was killed"))
+                advice = "raise rollout.step_timeout if it needs longer"
+                error = f"made no call for {seconds:g} s and was killed: {advice}"
+                self.runner._inbox.put(Outcome(number, error=error))
             if len(self.stream):
                 for key, completion in self.stream.finished():
                     self._complete(key, completion)

@@ -16,6 +16,7 @@ import random
 import select
 import signal
 import sys
+import time
 from base64 import b64decode
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,6 +30,9 @@ from spear_rl.settings.names import loaded
 MAX_LINE = 4000
 """Bytes of an answer: writes of up to 4096 bytes to a pipe are atomic, so that agents can share one."""
 _KILL_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+_ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER
+_END_SECONDS = 1.0
+"""How long the launcher waits at its end for what it kills."""
 
 
 def main() -> None:
@@ -42,6 +46,7 @@ def main() -> None:
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     launcher = _Launcher(source, sink)
+    _prctl(_ADOPT_ORPHANS, 1)
     received = b""
     try:
         while True:
@@ -68,6 +73,8 @@ class _Launcher:
         self._source, self._sink = source, sink
         self._agent: Callable[..., Any] | None = None
         self._pids: dict[int, int] = {}
+        self._kept: set[int] = set()
+        """Processes that the agent's module started when it was imported."""
 
     def obey(self, order: dict[str, Any]) -> None:
         if "agent" in order:
@@ -88,6 +95,8 @@ class _Launcher:
         except BaseException as error:
             _write(self._sink, {"number": number, "error": f"its task cannot be loaded: {_said(error)}"})
             return
+        if not self._pids:
+            self._kept.update(_children())
         pid = os.fork()
         if pid:
             with suppress(OSError):
@@ -98,6 +107,7 @@ class _Launcher:
         try:
             os.setpgid(0, 0)
             _end_with(os.getppid())
+            _prctl(_ADOPT_ORPHANS, 1)  # what is left of a living agent's children stays with it
             os.close(self._source)
             for name in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
                 signal.signal(name, signal.SIG_DFL)
@@ -123,6 +133,13 @@ class _Launcher:
                     code = os.waitstatus_to_exitcode(status)
                     how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
                     _write(self._sink, {"number": number, "ended": how})
+        for pid in self._left_behind():  # in a session of its own, where the group's signal does not reach it
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _left_behind(self) -> set[int]:
+        """Processes of agents that have ended: they are children of the launcher then."""
+        return _children() - self._kept - set(self._pids.values())
 
     def _kill(self, number: int) -> None:
         if pid := self._pids.get(number):
@@ -130,8 +147,14 @@ class _Launcher:
                 os.killpg(pid, signal.SIGKILL)
 
     def kill_all(self) -> None:
+        """End every agent and what it started."""
+        end = time.monotonic() + _END_SECONDS
         for number in list(self._pids):
             self._kill(number)
+        while (self._pids or self._left_behind()) and time.monotonic() < end:
+            with suppress(OSError):  # nobody reads any more
+                self.reap()
+            time.sleep(0.005)
 
 
 def _outcome(agent: Callable[..., Any] | None, task: Any, order: dict[str, Any]) -> dict[str, Any]:
@@ -170,10 +193,21 @@ def _said(error: BaseException) -> str:
 
 def _end_with(parent: int) -> None:
     """Die when the launcher does, even if that is killed; Linux only."""
+    _prctl(_KILL_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _prctl(option: int, value: int) -> None:
     with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_KILL_WITH_PARENT, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
+        ctypes.CDLL(None).prctl(option, value)
+
+
+def _children() -> set[int]:
+    """The children of this process; Linux only."""
+    with suppress(OSError, ValueError), open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return set(map(int, file.read().split()))
+    return set()
 
 
 def _write(sink: int, answer: dict[str, Any]) -> None:

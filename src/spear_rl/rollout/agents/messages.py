@@ -6,15 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spear_rl.rollout.rendering.renderer import Message
+from spear_rl.rollout.rendering.tool_calls import instructions, written
 
 ROLES = ("system", "user", "assistant", "tool")
-
-TOOLS_HEADER = (
-    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nFunctions:\n<tools>\n{tools}\n"
-    "</tools>\n\nFor each function call, return a JSON object with its name and arguments within tool_call tags:\n"
-    '<tool_call>\n{{"name": <function-name>, "arguments": <args-json-object>}}\n</tool_call>'
-)
-"""How tools are described to a model whose chat template does not describe them."""
 
 
 class MalformedError(ValueError):
@@ -103,16 +97,11 @@ def digests(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> 
     return out
 
 
-def call_text(call: Mapping[str, Any]) -> str:
-    """A tool call as a policy writes it."""
-    function = call["function"]
-    body = json.dumps({"name": function["name"], "arguments": function["arguments"]}, ensure_ascii=False)
-    return f"<tool_call>\n{body}\n</tool_call>"
-
-
 def said(message: Message) -> str:
     """All that a policy writes for a message: its text and its tool calls."""
-    return "\n".join(filter(None, [message["content"], *map(call_text, message.get("tool_calls", ()))]))
+    functions = [call["function"] for call in message.get("tool_calls", ())]
+    calls = [written(function["name"], function["arguments"], "hermes") for function in functions]
+    return "\n".join(filter(None, [message["content"], *calls]))
 
 
 def without_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -124,7 +113,7 @@ def without_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]
         else:
             out.append({"role": message["role"], "content": said(message)})
     if tools:
-        header = TOOLS_HEADER.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+        header = instructions(tools, "hermes")
         if out[0]["role"] == "system":
             out[0] = {"role": "system", "content": f"{out[0]['content']}\n\n{header}"}
         else:

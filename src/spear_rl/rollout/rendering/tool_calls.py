@@ -49,18 +49,18 @@ def written(name: str, arguments: Mapping[str, Any], style: str) -> str:
         inner = "".join(f"<parameter={key}>{_word(value)}</parameter>" for key, value in arguments.items())
         return f"<tool_call><function={name}>{inner}</function></tool_call>"
     if style == "llama":
-        return json.dumps({"name": name, "parameters": dict(arguments)})
-    call = json.dumps({"name": name, "arguments": dict(arguments)})
+        return json.dumps({"name": name, "parameters": arguments}, ensure_ascii=False)
+    call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     if style == "mistral":
         return f"[TOOL_CALLS][{call}]"
     if style == "pythonic":
         return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
-    return f"<tool_call>{call}</tool_call>"
+    return f"<tool_call>\n{call}\n</tool_call>"
 
 
 def instructions(schemas: Sequence[Mapping[str, Any]], style: str) -> str:
     """The tools, by their schemas in OpenAI's format, and how to call them."""
-    described = "\n".join(json.dumps(schema) for schema in schemas)
+    described = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas)
     example = written("NAME", {"ARGUMENT": "VALUE"}, style)
     return (
         f"# Tools\n\nThese functions can be called. Their signatures, in JSON, stand within <tools></tools>:\n"
