@@ -309,6 +309,35 @@ def test_colours_follow_what_is_chosen(address):
     assert re.search(r'class="token (up|down)\d"', path["advantage"])
     assert re.search(r'class="token heat\d"', path["logprob"])
     assert not re.search(r'class="token \w', path["none"])
+    found = re.findall(r'class="token (heat\d)" title="token \d+: [^"]*entropy ([\d.]+)"', path["entropy"])
+    assert set(found) == {("heat0", "0"), ("heat2", "0.8"), ("heat4", "1.6"), ("heat6", "2.4")}
+
+
+def test_a_colour_is_offered_only_where_the_file_has_its_numbers(tmp_path):
+    LiveRun(tmp_path / "runs" / "old", has_entropy=False).write(1)
+    with serving(tmp_path / "runs") as address:
+        text = ask(address, url("/episode", run="old", step=0, episode=0, colour="entropy"))[1]
+        assert "colour=entropy" not in text
+        assert "colour=logprob" in text
+        assert re.search(r'class="token (up|down)\d"', text), "the default is shown instead"
+
+
+@pytest.mark.parametrize("numbers", [[], [0.5], [0.5] * 9, [None, float("nan"), float("inf"), -7.0]], ids=str)
+def test_numbers_that_do_not_fit_the_tokens_leave_tokens_without_colour(tmp_path, numbers):
+    run = LiveRun(tmp_path / "runs" / "x").write(1)
+    path = run.folder / "trajectories" / "steps_000000_000000.parquet"
+    table = pq.read_table(path)
+    for name in ("logprobs", "entropies"):
+        place = table.schema.get_field_index(name)
+        column = pa.array([numbers] * len(table), table.schema.field(name).type)
+        table = table.set_column(place, name, column)
+    pq.write_table(table, path)
+    with serving(tmp_path / "runs") as address:
+        for colour in pages.COLOURS:
+            status, text, _ = ask(address, url("/episode", run="x", step=0, episode=0, colour=colour))
+            assert status == 200
+            assert text.count('class="token ') % 4 == 0
+            assert text.count('class="token ') > 0
 
 
 def test_damaged_and_half_written_files_are_named_and_the_rest_is_shown(tmp_path):

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any
 from urllib.parse import urlencode
 
@@ -257,7 +257,8 @@ def shown_episode(
     episode = run.episodes.episode(step, number)
     if episode is None:
         return None
-    colour = colour if colour in COLOURS else "advantage"
+    has_entropy = any(turn["entropies"] for turn in episode["turns"])
+    colour = colour if colour in COLOURS and (has_entropy or colour != "entropy") else "advantage"
     pieces = run.episodes.pieces()
     *scenes, end = scenes_of(run, episode)
     scale = run.episodes.largest("advantage") or 1.0
@@ -275,9 +276,8 @@ def shown_episode(
         "stored": run.stored(step, number),
         "draws": run.drawn(step, number),
         "colour": colour,
-        "colours": COLOURS,
+        "colours": {name: title for name, title in COLOURS.items() if has_entropy or name != "entropy"},
         "scale": scale,
-        "has_entropy": any(turn["entropies"] for turn in episode["turns"]),
         "measures": _measures(episode["measures"]),
         "most": None if full else MAX_TEXT,
     }
@@ -305,10 +305,10 @@ def tokens_of(turn: Mapping[str, Any], pieces: Mapping[int, str], colour: str, s
     ids = turn["token_ids"] or []
     if not pieces or not ids:
         return []
-    logprobs, entropies = turn["logprobs"] or [None] * len(ids), turn["entropies"] or [None] * len(ids)
     found = []
-    for place, token in enumerate(ids):
-        values = {"advantage": turn["turn_advantage"], "logprob": logprobs[place], "entropy": entropies[place]}
+    # A file that another writer made may have fewer numbers than tokens.
+    for token, logprob, entropy in islice(zip_longest(ids, turn["logprobs"] or [], turn["entropies"] or []), len(ids)):
+        values = {"advantage": turn["turn_advantage"], "logprob": logprob, "entropy": entropy}
         says = ", ".join(f"{COLOURS[name]} {value:.3g}" for name, value in values.items() if value is not None)
         kind = _shade(colour, values.get(colour), scale)
         found.append({"text": pieces.get(token, f"<{token}>"), "kind": kind, "says": f"token {token}: {says}"})
