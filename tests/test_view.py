@@ -90,17 +90,28 @@ def test_the_list_has_every_run_and_nothing_else(address):
 @pytest.mark.parametrize(
     "headers",
     [
-        {"Host": "evil.example"}, {"Host": "127.0.0.1.evil.example:80"}, {"Host": ""}, {"Host": "a@127.0.0.1"},
-        {"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": "http://127.0.0.1:1"}, {"Origin": "file://"},
-        {"Host": "localhost\\@evil.example"}, {"Origin": "http://localhost.evil.example"},
-        {"Host": "evil.example:8485"}, {"Host": "localhost:99999"}, {"Host": "localhost."}, {"Host": "2130706433"},
-        {"Origin": "http://["}, {"Origin": "http://127.0.0.1"}, {"Origin": "http://localhost:8485/x"}, {"Origin": ""},
+        {"Host": "evil.example"}, {"Host": "127.0.0.1.evil.example:80"}, {"Origin": "http://evil.example"},
+        {"Origin": "null"}, {"Origin": "http://127.0.0.1:1"}, {"Origin": "http://localhost.evil.example"},
+        {"Host": "evil.example:8485"}, {"Host": "localhost."}, {"Host": "2130706433"}, {"Origin": "http://127.0.0.1"},
     ],
     ids=str,
 )  # fmt: skip
 def test_requests_for_or_from_another_site_get_403(address, headers):
     for path in ("/", "/data/state", "/static/view.js", "/nothing"):
         assert ask(address, path, **headers)[0] == 403
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": ""}, {"Host": "a@127.0.0.1"}, {"Host": "localhost\\@evil.example"}, {"Host": "localhost:99999"},
+        {"Origin": "file://"}, {"Origin": "http://["}, {"Origin": "http://localhost:8485/x"}, {"Origin": ""},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_malformed_host_or_origin_gets_400(address, headers):
+    for path in ("/", "/data/state", "/static/view.js", "/nothing"):
+        assert ask(address, path, **headers)[0] == 400
 
 
 def test_the_machines_own_names_are_answered(address):
@@ -136,21 +147,21 @@ def test_only_the_pages_own_files_are_served(address, path):
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
 def test_nothing_but_reading_is_answered(address, method):
-    assert ask(address, "/", method=method)[0] == 404
+    assert ask(address, "/", method=method)[0] == 405
 
 
 def test_another_address_than_loopback_needs_the_token(root):
     with serving(root, host="0.0.0.0", token="right") as address:
         address = address.replace("0.0.0.0", "127.0.0.1")
         assert ask(address, "/")[0] == ask(address, "/?token=wrong")[0] == 403
-        assert ask(address, "/", Cookie="spear_view=wrong")[0] == 403
+        assert ask(address, "/", Cookie="spear_view_token=wrong")[0] == 403
         status, _, headers = ask(address, "//evil.example/?token=right&run=a")
         assert status == 303
         assert headers["location"] == "/evil.example/?run=a"
         status, _, headers = ask(address, "/curves?run=a&token=right")
         assert (status, headers["location"]) == (303, "/curves?run=a")
         assert "HttpOnly" in headers["set-cookie"]
-        assert ask(address, "/curves?run=a", Cookie="spear_view=right")[0] == 200
+        assert ask(address, "/curves?run=a", Cookie="spear_view_token=right")[0] == 200
 
 
 def test_a_server_elsewhere_makes_a_token_of_its_own(root):

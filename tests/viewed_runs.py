@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from spear_rl.io.episodes.parts import EpisodeWriter
 from spear_rl.types import Completion, Group, Stop, Trajectory, Turn
@@ -83,14 +84,20 @@ def serving(root: Path, **options) -> Iterator[str]:
     """The address of a server of these runs, without a slash at its end."""
     from spear_rl.app.show.view.server import ViewServer
 
-    server = ViewServer(root, **options)
+    with running(ViewServer(root, **options)) as server:
+        yield server.address.partition("?")[0].rstrip("/")
+
+
+@contextmanager
+def running(server: Any) -> Iterator[Any]:
+    """A server that answers."""
     thread = threading.Thread(target=server.serve, daemon=True)
     thread.start()
     until = time.monotonic() + 30
     while not server.server.started and time.monotonic() < until:
         time.sleep(0.02)
     try:
-        yield server.address.partition("?")[0].rstrip("/")
+        yield server
     finally:
         server.server.should_exit = True
         thread.join(30)

@@ -24,8 +24,8 @@ from spear_rl.envs.shared.scenes import Scene, Seen
 from spear_rl.errors import ConfigError
 from spear_rl.io.episodes.columns import EPISODE
 from spear_rl.io.episodes.index import Filter
-from spear_rl.io.escaping import one_line, visible
-from spear_rl.io.http.guard import shared_style
+from spear_rl.io.escaping import one_line
+from spear_rl.io.http.look import shared_style, templates
 
 PAGE = 50
 COLOURS = {"advantage": "advantage", "logprob": "log-probability", "entropy": "entropy", "none": "none"}
@@ -36,16 +36,13 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @cache
-def templates() -> jinja2.Environment:
-    made = jinja2.Environment(
-        loader=jinja2.PackageLoader("spear_rl.app.show.view"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters |= {"visible": visible, "line": one_line, "number": number}
-    made.globals |= {"link": link}
+def compiled() -> jinja2.Environment:
+    """All templates, before the first request."""
+    made = templates("spear_rl.app.show.view")
+    made.filters["number"] = number
+    made.globals |= {"link": link, "site": "view"}
+    for name in made.list_templates():
+        made.get_template(name)
     return made
 
 
@@ -76,7 +73,7 @@ def link(path: str, *given: Mapping[str, Any], **more: Any) -> str:
 
 def page(name: str, **values: Any) -> str:
     """A page by the name of its template."""
-    return templates().get_template(f"{name}.html.jinja").render(**values)
+    return compiled().get_template(f"{name}.html.jinja").render(**values)
 
 
 def runs_page(runs: Runs) -> str:

@@ -58,6 +58,7 @@ def report_html(runs: Sequence[Run], query: Query) -> str:
     policy += f"style-src {_hash(style)}; script-src {' '.join(map(_hash, scripts))}"
     return page(
         "report",
+        site="report",
         title=", ".join(run.name for run in runs),
         runs=runs,
         parts=[_part(run, query) for run in runs],

@@ -76,11 +76,10 @@
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw(window.spearCurves || found));
   }
 
-  if (!location.protocol.startsWith("http") || document.documentElement.dataset.report) return;
   const names = new URLSearchParams(location.search).getAll("run");
   const live = document.querySelector("[data-live]");
   const news = document.getElementById("news");
-  if (!(holder || live)) return;
+  if (!news || !(holder || live)) return;  // a report has no news
   let known = null;
   async function look() {
     try {
