@@ -110,7 +110,7 @@ def episode(rng: random.Random) -> Trajectory:
             f"You arrive at shelf {rng.randrange(9)}. On it you see {seen}.",
             rng.choices(range(400), k=9),
         )
-        done = Completion(ids, [-rng.expovariate(3) for _ in ids])
+        done = Completion(ids, [-rng.expovariate(3) for _ in ids], entropies=[rng.expovariate(2) for _ in ids])
         reward = float(success and number == TURNS - 1)
         text = f"take {rng.choice(THINGS)} {rng.randrange(9)} from shelf {rng.randrange(9)}"
         turns.append(Turn(prompt, done, reward, observation[:40], observation=observation, text=text))

@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from itertools import islice, zip_longest
 from typing import Any
 from urllib.parse import urlencode
@@ -25,7 +24,7 @@ from spear_rl.errors import ConfigError
 from spear_rl.io.episodes.columns import EPISODE
 from spear_rl.io.episodes.index import Filter
 from spear_rl.io.escaping import one_line
-from spear_rl.io.http.look import shared_style, templates
+from spear_rl.io.http.look import templates
 
 PAGE = 50
 COLOURS = {"advantage": "advantage", "logprob": "log-probability", "entropy": "entropy", "none": "none"}
@@ -44,13 +43,6 @@ def compiled() -> jinja2.Environment:
     for name in made.list_templates():
         made.get_template(name)
     return made
-
-
-@cache
-def asset(name: str) -> str:
-    """A style sheet or script that the package brings along; ours begins with what all pages share."""
-    begin = shared_style() if name == "view.css" else ""
-    return begin + (resources.files("spear_rl.app.show.view") / "static" / name).read_text("utf-8")
 
 
 def number(value: Any) -> str:

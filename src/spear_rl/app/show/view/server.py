@@ -13,18 +13,14 @@ from starlette.routing import Route
 
 from spear_rl.app.show.view import pages
 from spear_rl.app.show.view.runs import Run, Runs
+from spear_rl.io.http.look import asset, view_style
 from spear_rl.io.http.site import SiteServer, said
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
 )
-ASSETS = {
-    "view.css": "text/css",
-    "uPlot.min.css": "text/css",
-    "view.js": "text/javascript",
-    "uPlot.min.js": "text/javascript",
-}
+ASSETS = ("view.css", "uPlot.min.css", "view.js", "uPlot.min.js")
 MAX_COMPARED = 12
 
 
@@ -91,7 +87,8 @@ def routes_of(root: Path) -> list[Route]:
         name = request.path_params["name"]
         if name not in ASSETS:
             return said(404, "There is no such file.")
-        return Response(pages.asset(name), media_type=ASSETS[name])
+        text = view_style() if name == "view.css" else asset(name)
+        return Response(text, media_type="text/javascript" if name.endswith(".js") else "text/css")
 
     def answered(page: Callable[[Request], Response]) -> Callable[[Request], Response]:
         def answer(request: Request) -> Response:

@@ -20,7 +20,7 @@ from spear_rl.envs.webshop.browser.visits import FullError, Visit, Visits
 from spear_rl.envs.webshop.data.product import NO_LIMIT
 from spear_rl.envs.webshop.session import SUB_PAGES
 from spear_rl.io.escaping import visible
-from spear_rl.io.http.look import shared_style, templates
+from spear_rl.io.http.look import asset, templates
 from spear_rl.io.http.site import SiteServer, said
 
 COOKIE = "spear_shop"
@@ -39,7 +39,7 @@ class ShopServer(SiteServer):
 def _routes(visits: Visits) -> list[Route]:
     def style(request: Request) -> Response:
         own = (resources.files(__package__) / "shop.css").read_text("utf-8")
-        return Response(shared_style() + own, media_type="text/css")
+        return Response(asset("page.css") + own, media_type="text/css")
 
     def answered(request: Request, body: bytes) -> Response:
         name = request.cookies.get(COOKIE, "")

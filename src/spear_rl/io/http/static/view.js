@@ -13,8 +13,8 @@
     runs.forEach((run, place) => {
       chart.names.forEach((name, nth) => {
         for (const part of [run, run.evaluations]) {
-          if (!part.series[name]) continue;
-          const label = runs.length > 1 ? `${run.name}: ${name}` : name;
+          if (!part || !part.series[name]) continue;
+          const label = runs.length > 1 || !name ? [run.name, name].filter(Boolean).join(": ") : name;
           const colour = COLOURS[(runs.length > 1 ? place : nth) % COLOURS.length];
           const dash = runs.length > 1 && nth ? [4 * nth, 4] : [];
           lines.push({ label, colour, dash, steps: part.steps, values: part.series[name], band: part.bands[name], dots: part !== run });
@@ -26,7 +26,7 @@
       const at = new Map(line.steps.map((step, n) => [step, values[n]]));
       return steps.map((step) => (at.has(step) ? at.get(step) : undefined));
     };
-    const data = [steps], series = [{ label: "step" }], bands = [];
+    const data = [steps], series = [{ label: chart.x || "step" }], bands = [];
     for (const line of lines) {
       data.push(placed(line, line.values));
       series.push({ label: line.label, stroke: line.colour, dash: line.dash, width: 1.5, spanGaps: true,
@@ -53,7 +53,7 @@
       caption.textContent = chart.title;
       figure.append(caption);
       holder.append(figure);
-      const { data, series, bands } = tableOf(chart, found.runs);
+      const { data, series, bands } = tableOf(chart, chart.runs || found.runs);
       const last = series.slice(1).filter((one) => !one.label.includes("95 %")).map((one) => {
         const values = data[series.indexOf(one)].filter((value) => value != null);
         return `${one.label} ${values.length ? Number(values[values.length - 1].toPrecision(4)) : "none"}`;
@@ -63,7 +63,7 @@
       const axis = { stroke: style("--soft"), grid: { stroke: style("--line"), width: 1 }, ticks: { stroke: style("--line") } };
       plots.push(new uPlot({
         width: Math.max(figure.clientWidth - 26, 200), height: 210, series, bands,
-        axes: [axis, { ...axis, size: 56 }], scales: { x: { time: false } }, cursor: { sync: { key: "step" } },
+        axes: [axis, { ...axis, size: 56 }], scales: { x: { time: false } }, cursor: { sync: { key: chart.x || "step" } },
       }, data, figure));
     }
   }
