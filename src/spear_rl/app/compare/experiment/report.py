@@ -3,15 +3,16 @@
 import base64
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from spear_rl.app.compare.experiment.analysis import Block, Difference, Mean, notes_on, summaries
 from spear_rl.app.compare.experiment.curves import Panels, figures_of
-from spear_rl.app.compare.experiment.figures import draw_all
+from spear_rl.app.compare.experiment.figures import draw_all, interval_of
 from spear_rl.app.compare.experiment.measures import COSTS, COSTS_NOTE, MEANINGS
+from spear_rl.app.compare.plots import looks_of
 from spear_rl.io.escaping import markdown, one_line, visible
 from spear_rl.io.files import write_whole, writing
 from spear_rl.io.http.look import inlined, templates
@@ -104,7 +105,7 @@ def write_report(results: Results) -> None:
     parts = _parts(results, drawn)
     texts = [_as_markdown(part) for part in parts if part.kind != "curves"]
     write_whole(out / "report.md", "\n\n".join(texts) + "\n")
-    write_whole(out / "report.html", _as_html(results.name, parts, figures, out / "figures"))
+    write_whole(out / "report.html", _as_html(results, parts, figures))
     content = {
         "name": results.name,
         "primary": results.primary,
@@ -176,28 +177,26 @@ def _as_markdown(part: _Part) -> str:
     return f"{fence}toml\n{visible(part.text).strip()}\n{fence}"
 
 
-def _as_html(name: str, parts: Sequence[_Part], figures: Sequence[Panels], folder: Path) -> str:
+def _as_html(results: Results, parts: Sequence[_Part], figures: Sequence[Panels]) -> str:
     # As images: scripts and links in an SVG do nothing there.
-    images = {
-        part.text: f"data:image/svg+xml;base64,{base64.b64encode((folder / f'{part.text}.svg').read_bytes()).decode()}"
-        for part in parts
-        if part.kind == "figure"
-    }
+    drawings = {p.text: (results.out / "figures" / f"{p.text}.svg").read_bytes() for p in parts if p.kind == "figure"}
+    images = {name: f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}" for name, svg in drawings.items()}
     template = templates("spear_rl.app.compare", ".").get_template("experiment.html.jinja")
-    drawn = {figure.name: charts for figure in figures if (charts := _charts(figure))}
+    looks = looks_of(list(dict.fromkeys(arm.label for block in results.blocks for arm in block.arms)))
+    drawn = {figure.name: charts for figure in figures if (charts := _charts(figure, looks))}
     data = {"runs": [], "charts": [chart for charts in drawn.values() for chart in charts]}
     return template.render(
-        title=name, site="experiment", parts=parts, images=images, interactive=drawn, data=data, **inlined()
+        title=results.name, site="experiment", parts=parts, images=images, interactive=drawn, data=data, **inlined()
     )
 
 
-def _charts(figure: Panels) -> list[dict[str, Any]]:
+def _charts(figure: Panels, looks: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """A chart per block as the page's script draws it: a line per arm with its interval; none for kinds of tasks."""
     charts = []
     for block, arms in figure.lines.items():
         lines = [
-            {"name": one_line(arm), "steps": line.x, "series": {"": line.mean}}
-            | {"bands": {"": [line.low, line.high]} if line.low != line.high else {}}
+            {"name": one_line(arm), "colour": looks[arm]["color"], "steps": line.x, "series": {"": line.mean}}
+            | {"bands": {"": interval_of(figure, line)} if line.low != line.high else {}}
             for arm, line in arms.items()
             if not any(isinstance(x, str) for x in line.x)
         ]

@@ -1,7 +1,7 @@
 "use strict";
 // Draws the curves in #curves, and keeps a page up to date while a run writes. Works without: tables and episodes are HTML.
 (() => {
-  const COLOURS = ["#0b7a70", "#c2571a", "#5b5fc7", "#b0307a", "#7a8b00", "#8a5a2b", "#1479c9", "#777777"];
+  const COLOURS = ["#1d85c4", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#777777"];  // told apart by the colour-blind too
   const holder = document.getElementById("charts");
   const source = document.getElementById("curves");
   const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -15,7 +15,7 @@
         for (const part of [run, run.evaluations]) {
           if (!part || !part.series[name]) continue;
           const label = runs.length > 1 || !name ? [run.name, name].filter(Boolean).join(": ") : name;
-          const colour = COLOURS[(runs.length > 1 ? place : nth) % COLOURS.length];
+          const colour = run.colour || COLOURS[(runs.length > 1 ? place : nth) % COLOURS.length];
           const dash = runs.length > 1 && nth ? [4 * nth, 4] : [];
           lines.push({ label, colour, dash, steps: part.steps, values: part.series[name], band: part.bands[name], dots: part !== run });
         }
