@@ -752,7 +752,7 @@ def test_the_html_refers_to_nothing_outside_and_escapes_hostile_names(spear, tmp
         rest = rest.replace(asset(name), "")
     charts = json.loads(re.search(r'<script type="application/json" id="curves">(.*?)</script>', rest)[1])["charts"]
     assert len(charts) >= 4
-    assert {line["name"] for chart in charts for line in chart["runs"]} == {"grpo", "mine<b>:make"}
+    assert {line["label"] for chart in charts for line in chart["runs"]} == {"grpo", "mine<b>:make"}
     tags = set(re.findall(r"<\s*/?\s*([a-zA-Z!]+)", rest))
     assert tags <= {
         "!doctype", "html", "head", "meta", "title", "style", "body", "h", "ul", "li", "table", "thead", "tbody", "tr",

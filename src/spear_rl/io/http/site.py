@@ -166,7 +166,8 @@ class _BoundedProtocol(H11Protocol):  # type: ignore[misc]
 
     def _look(self) -> None:
         before, self._unsent = self._unsent, self.transport.get_write_buffer_size()
-        if self.conn.their_state in (h11.IDLE, h11.SEND_BODY) or before == self._unsent > 0:
+        is_unasked = self.conn.their_state in (h11.IDLE, h11.SEND_BODY)  # no request, or one that is not whole
+        if before == self._unsent if self._unsent else is_unasked:
             self.transport.abort()
         else:
             self._look_later()

@@ -195,7 +195,7 @@ def _charts(figure: Panels, looks: Mapping[str, dict[str, Any]]) -> list[dict[st
     charts = []
     for block, arms in figure.lines.items():
         lines = [
-            {"name": one_line(arm), "colour": looks[arm]["color"], "steps": line.x, "series": {"": line.mean}}
+            {"label": one_line(arm), "colour": looks[arm]["color"], "steps": line.x, "series": {"": line.mean}}
             | {"bands": {"": interval_of(figure, line)} if line.low != line.high else {}}
             for arm, line in arms.items()
             if not any(isinstance(x, str) for x in line.x)

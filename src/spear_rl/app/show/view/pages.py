@@ -305,14 +305,17 @@ def tokens_of(turn: Mapping[str, Any], pieces: Mapping[int, str], colour: str, s
 
 
 def _shade(colour: str, value: float | None, scale: float) -> str:
-    """The class of a colour: -5 to 5 for advantages up to `scale`, 0 to 9 for surprise and entropy of 0 to 4 nats."""
+    """The class of a colour: -5 to 5 for advantages up to `scale`, 0 to 9 for surprise and entropy of 0 to 4 nats.
+
+    The latter by their square root: a trained policy is sure of most tokens, and differs below 1 nat.
+    """
     if value is None or not math.isfinite(value):
         return ""
     if colour == "advantage":
         strength = min(math.ceil(5 * abs(value) / scale), 5)
         return f"{'up' if value > 0 else 'down'}{strength}" if strength else ""
     nats = -value if colour == "logprob" else value
-    return f"heat{min(max(int(nats * 2.5), 0), 9)}"
+    return f"heat{min(int(5 * math.sqrt(max(nats, 0.0))), 9)}"
 
 
 def _picture(image: bytes) -> str:

@@ -14,7 +14,7 @@
       chart.names.forEach((name, nth) => {
         for (const part of [run, run.evaluations]) {
           if (!part || !part.series[name]) continue;
-          const label = runs.length > 1 || !name ? [run.name, name].filter(Boolean).join(": ") : name;
+          const label = runs.length > 1 || !name ? [run.label, name].filter(Boolean).join(": ") : name;
           const colour = run.colour || COLOURS[(runs.length > 1 ? place : nth) % COLOURS.length];
           const dash = runs.length > 1 && nth ? [4 * nth, 4] : [];
           lines.push({ label, colour, dash, steps: part.steps, values: part.series[name], band: part.bands[name], dots: part !== run });
@@ -95,7 +95,7 @@
               if (place.dataset.step === run.name) place.textContent = run.step;
             }
           }
-          news.textContent = found.runs.map((run) => `${run.name} is at step ${run.step}`).join(", ");
+          news.textContent = found.runs.map((run) => `${run.label} is at step ${run.step}`).join(", ");
         } else if (!live.contains(document.activeElement)) {
           const page = new DOMParser().parseFromString(await (await fetch(location.href)).text(), "text/html");
           const fresh = page.querySelector("[data-live]");
