@@ -315,6 +315,16 @@ def test_evaluations_on_further_splits_are_shown_by_their_names(tmp_path):
         assert curves["bands"]["eval/success on test"] == [[0.1, None], [0.5, None]]
 
 
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(4.4e-16, "0"), (-1e-17, "0"), (-0.0, "0"), (1e-8, "1e-08"), (0.12345, "0.1235"), (float("nan"), "nan"),
+     (float("-inf"), "-inf"), (True, "yes"), (3, "3"), ([], ""), ("a\nb", "a\\nb")],
+    ids=str,
+)  # fmt: skip
+def test_a_value_is_shown_as_a_reader_expects_it(value, shown):
+    assert pages.number(value) == shown
+
+
 def test_colours_follow_what_is_chosen(address):
     path = {name: ask(address, url("/episode", run="a", step=1, episode=2, colour=name))[1] for name in pages.COLOURS}
     assert re.search(r'class="token (up|down)\d"', path["advantage"])

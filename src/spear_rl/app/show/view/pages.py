@@ -50,7 +50,7 @@ def number(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.4g}" if math.isfinite(value) else str(value)
+        return f"{value if abs(value) > 1e-9 else 0.0:.4g}" if math.isfinite(value) else str(value)  # a sum's rounding
     return one_line(str(value)) if isinstance(value, int | str) else ""
 
 
