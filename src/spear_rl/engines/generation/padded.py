@@ -196,7 +196,8 @@ def sampled(
     else:
         allowed = scores if forbidden is None else scores.index_fill(-1, forbidden, -torch.inf)
         tokens = allowed.argmax(-1, keepdim=True)
-    return tokens.squeeze(-1), scores.gather(-1, tokens).squeeze(-1), -(probabilities * scores).sum(-1)
+    logprobs = scores.gather(-1, tokens).squeeze(-1)
+    return tokens.squeeze(-1), logprobs, -scores.mul_(probabilities).sum(-1)  # in place: [B, V] may be large
 
 
 def nucleus(probabilities: Tensor, top_p: float) -> Tensor:

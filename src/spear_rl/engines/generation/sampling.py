@@ -27,8 +27,9 @@ def chosen(logits: Tensor, uniform: Tensor, *, temperature: float, top_p: float)
         cumulative = nucleus(probabilities, top_p).cumsum(-1)
         tokens = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:])
         tokens = tokens.clamp(max=logits.shape[-1] - 1)  # past the end only if logits are NaN
-    entropies = -(probabilities * logprobs).nansum(-1)  # 0 times -inf: a token that cannot come adds nothing
-    return tokens.squeeze(-1), logprobs.gather(-1, tokens).squeeze(-1), entropies
+    own = logprobs.gather(-1, tokens).squeeze(-1)
+    # 0 times -inf is NaN: a token that cannot come adds nothing. In place, as [B, V] may be large.
+    return tokens.squeeze(-1), own, -logprobs.mul_(probabilities).nansum(-1)
 
 
 def uniforms(seeds: Tensor, count: int) -> Tensor:
