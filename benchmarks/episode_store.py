@@ -110,7 +110,7 @@ def episode(rng: random.Random) -> Trajectory:
             f"You arrive at shelf {rng.randrange(9)}. On it you see {seen}.",
             rng.choices(range(400), k=9),
         )
-        done = Completion(ids, [-rng.expovariate(3) for _ in ids])
+        done = Completion(ids, [-rng.expovariate(3) for _ in ids], entropies=[rng.expovariate(2) for _ in ids])
         reward = float(success and number == TURNS - 1)
         text = f"take {rng.choice(THINGS)} {rng.randrange(9)} from shelf {rng.randrange(9)}"
         turns.append(Turn(prompt, done, reward, observation[:40], observation=observation, text=text))
@@ -140,9 +140,9 @@ def draw(step: int, rng: random.Random) -> dict[str, object]:
 
 
 def seconds(work: Callable[[], object]) -> str:
-    start = time.perf_counter()
+    start, busy = time.perf_counter(), time.process_time()
     work()
-    return f"{time.perf_counter() - start:.3f} s"
+    return f"{time.perf_counter() - start:.3f} s, CPU {time.process_time() - busy:.3f} s"
 
 
 def report(what: str, value: str) -> None:

@@ -1,4 +1,4 @@
-"""`spear view` of a long run: seconds of first views and filters over HTTP, and the server's memory.
+"""`spear view` of a long run: seconds of first views and filters over HTTP, CPU seconds of the server, its memory.
 
 python benchmarks/episode_store.py --keep runs/million
 python benchmarks/view_speed.py runs/million
@@ -6,6 +6,7 @@ python benchmarks/view_speed.py runs/million
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -34,7 +35,9 @@ def main() -> None:
 def measure(address: str, run: str, pid: int) -> None:
     first = {"curves": {}, "episodes": {}, "groups": {}, "replays": {}}
     for page in first:
-        report(f"first view: {page}", [seconds(address, page, run)])
+        before = cpu_seconds(pid)
+        taken = [seconds(address, page, run)]
+        report(f"first view: {page}, the server's CPU {cpu_seconds(pid) - before:.2f} s", taken)
     filters = [
         {"success": "no"}, {"family": "heat", "task": "7"}, {"step": "100-300"}, {"dropped": "flat_group"},
         {"replayed": "no"}, {"sort": "-reward"}, {"sort": "task"}, 
@@ -57,6 +60,12 @@ def seconds(address: str, page: str, run: str, /, **query: object) -> float:
     with urllib.request.urlopen(f"{address}{page}?{urlencode({'run': run} | query)}") as answer:
         answer.read()
     return time.perf_counter() - start
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of all its threads; on a busy machine the clock measures the others, too."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def report(what: str, taken: list[float]) -> None:

@@ -169,8 +169,9 @@ def test_sampled_log_probabilities_match_the_training_forward_over_growing_conve
             mask[0, len(prompt) :] = True
             nothing = torch.zeros(ids.shape)
             rows = Batch(ids, torch.ones_like(mask), mask, nothing, nothing)
-            scored = engine.scored(rows)[0][0, len(prompt) :]
+            scored, entropies = (values[0, len(prompt) :] for values in engine.scored(rows))
             torch.testing.assert_close(scored, torch.tensor(completion.logprobs), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(entropies, torch.tensor(completion.entropies), rtol=1e-4, atol=1e-4)
         replies = ["right", "wrong " * (turn + 1), ""]
         prompts = [renderer.extended(p, c.token_ids, r) for p, c, r in zip(prompts, completions, replies, strict=False)]
         if turn == 1:

@@ -30,8 +30,9 @@ texts = st.one_of(st.sampled_from(HOSTILE), st.text(max_size=20))
 tokens = st.lists(st.integers(0, 2**31 - 1), max_size=6)
 turns = st.builds(
     lambda ids, prompt, observation, text, reward, key, tool, invalid, cut, images: Turn(
-        prompt, Completion(ids, [-0.5 * n for n in range(len(ids))], cut), reward, key, tool, invalid, observation,
-        text,
+        prompt,
+        Completion(ids, [-0.5 * n for n in range(len(ids))], cut, entropies=None if tool else [0.25 for _ in ids]),
+        reward, key, tool, invalid, observation, text,
         images=tuple(images),
     ),
     tokens, tokens, texts, texts, st.floats(-1e300, 1e300), texts, st.booleans(),
@@ -111,6 +112,7 @@ def assert_same(found: dict, t: Trajectory) -> None:
     assert [turn["turn_reward"] for turn in found["turns"]] == [turn.reward for turn in t.turns]
     for turn, own in zip(found["turns"], t.turns, strict=True):
         assert turn["logprobs"] == pytest.approx(own.completion.logprobs)
+        assert turn["entropies"] == own.completion.entropies
     assert found["last_observation"] == t.last_observation
     assert found["stop"] == str(t.stop)
     assert found["success"] == t.success
@@ -411,6 +413,8 @@ def test_every_step_of_a_run_is_recorded_with_its_tokens(runs):
         for turn in stored.episode(*key)["turns"]:
             assert len(turn["token_ids"]) == len(turn["logprobs"]) > 0
             assert all(logprob <= 1e-6 and math.isfinite(logprob) for logprob in turn["logprobs"])
+            assert len(turn["entropies"]) == len(turn["token_ids"])
+            assert all(-1e-6 <= entropy <= math.log(len(pieces) + 1000) for entropy in turn["entropies"])
             assert turn["text"].strip() in "".join(pieces[number] for number in turn["token_ids"])
 
 

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from html import unescape
 from pathlib import Path
 from statistics import mean, stdev
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chromium import PROGRAM, Browser
 from conftest import logged
 from spear_rl.app.compare.experiment import commands, jobs_of, read_plan
 from spear_rl.app.compare.experiment.cells import cell_of, gpus
@@ -32,6 +34,7 @@ from spear_rl.app.compare.experiment.measures import MEASURES
 from spear_rl.app.compare.experiment.plan import BUDGET
 from spear_rl.app.config import flat, load, merged, resolved, to_toml, with_changes
 from spear_rl.errors import ConfigError
+from spear_rl.io.http.look import asset
 
 ROOT = Path(__file__).parent.parent
 PYTHON = sys.executable
@@ -725,7 +728,7 @@ def test_the_report_says_how_it_was_run(spear, written, tmp_path, stand_in):
 HOSTILE = '<script>alert(1)</script>"><img src=http://evil.example/x onerror=a>`|$x^2$ \x1b[31m\u202e'
 
 
-def test_the_html_refers_to_nothing_outside_and_escapes_hostile_names(spear, tmp_path, drawn):
+def hostile_report(spear, tmp_path) -> Path:
     runs = []
     for n, name in enumerate(["grpo", "mine<b>:make", "mine<b>:make"]):
         config = load("lookup", ["run.steps=3", f"run.seed={n % 2}"])
@@ -736,16 +739,28 @@ def test_the_html_refers_to_nothing_outside_and_escapes_hostile_names(spear, tmp
     code, printed = spear("experiment", *runs, "--out", tmp_path / "out")
     assert code == 0, printed
     assert "\x1b[31m" not in printed
-    page = (tmp_path / "out/report.html").read_text()
+    return tmp_path / "out/report.html"
+
+
+def test_the_html_refers_to_nothing_outside_and_escapes_hostile_names(spear, tmp_path, drawn):
+    page = hostile_report(spear, tmp_path).read_text()
     images = re.findall(r'src="data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)"', page)
     assert len(images) >= 8
     rest = re.sub(r'src="data:image/svg\+xml;base64,[A-Za-z0-9+/=]+"', "", page)
+    for name in ("uPlot.min.js", "view.js"):
+        assert rest.count(asset(name)) == 1
+        rest = rest.replace(asset(name), "")
+    charts = json.loads(re.search(r'<script type="application/json" id="curves">(.*?)</script>', rest)[1])["charts"]
+    assert len(charts) >= 4
+    assert {line["label"] for chart in charts for line in chart["runs"]} == {"grpo", "mine<b>:make"}
     tags = set(re.findall(r"<\s*/?\s*([a-zA-Z!]+)", rest))
     assert tags <= {
-        "!DOCTYPE", "html", "head", "meta", "title", "style", "body", "h", "ul", "li", "table", "thead", "tbody", "tr",
-        "th", "td", "figure", "img", "figcaption", "pre",
+        "!doctype", "html", "head", "meta", "title", "style", "body", "h", "ul", "li", "table", "thead", "tbody", "tr",
+        "th", "td", "figure", "img", "figcaption", "pre", "a", "link", "header", "span", "main", "div", "script",
+        "noscript",
     }  # fmt: skip
-    assert not re.search(r"<[^>]*\b(src|href|action|srcset|onerror)\s*=", rest)
+    assert set(re.findall(r"<[^>]*\b(?:src|href|action|srcset|onerror)\s*=([^ >]*)", rest)) == {'"data:,"', '"#main"'}
+    assert re.search("default-src 'none'; img-src data:;.*script-src 'sha256-", unescape(page))
     assert "url(" not in rest
     assert "@import" not in rest
     assert "\x1b" not in page
@@ -755,6 +770,26 @@ def test_the_html_refers_to_nothing_outside_and_escapes_hostile_names(spear, tmp
         assert "<script" not in svg
         assert "<image" not in svg
     assert "<script" not in (tmp_path / "out/report.md").read_text().replace("\\<script", "")
+
+
+@pytest.mark.skipif(not PROGRAM, reason="no Chromium is installed (Debian: apt-get install chromium)")
+def test_the_html_draws_its_curves_and_has_its_pictures_without_scripts_too(spear, tmp_path, drawn):
+    report = hostile_report(spear, tmp_path)
+    with Browser(tmp_path / "profile") as browser:
+        browser.open(report.as_uri())
+        figures = "[...document.querySelectorAll('#charts figure')]"
+        labels = browser.value(f"{figures}.map(f => f.getAttribute('aria-label'))")
+        assert browser.value(f"{figures}.every(f => f.querySelector('canvas'))")
+        assert labels[0].startswith("success of evaluations against episodes played")
+        assert "mine<b>:make 0." in labels[0]
+        assert browser.value("document.querySelectorAll('main b, main script:not([type])').length") == 0
+        shown = browser.value("[...document.querySelectorAll('main img')].map(i => i.alt.split(',')[0])")
+        assert shown == ["eval_mean", "success at the end per kind of task"]
+        assert browser.value("[...document.querySelectorAll('main img')].every(i => i.naturalWidth > 100)")
+        assert browser.complaints() == []
+        browser.as_phone()
+        assert browser.value("document.documentElement.scrollWidth <= 390")
+    assert report.read_text().count("<noscript><figure") == len({label.partition(",")[0] for label in labels})
 
 
 # Existing runs.

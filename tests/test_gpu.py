@@ -89,11 +89,12 @@ def test_new_tokens_attend_to_what_their_slot_remembers(heads, kv_heads, width, 
 def test_the_sampling_kernel_picks_what_plain_code_picks(size, temperature):
     logits = (torch.randn(256, size, device="cuda") * 3).to(HALF)
     chance = torch.rand(256, device="cuda").clamp(1e-6, 1 - 1e-6)
-    tokens, scores = chosen(logits, chance, temperature=temperature, top_p=1.0)
-    expected, exact = chosen(logits.cpu(), chance.cpu(), temperature=temperature, top_p=1.0)
+    tokens, scores, entropies = chosen(logits, chance, temperature=temperature, top_p=1.0)
+    expected, exact, exact_entropies = chosen(logits.cpu(), chance.cpu(), temperature=temperature, top_p=1.0)
     same = tokens.cpu() == expected
     assert same.float().mean() > 0.98  # sums in another order move the border between two tokens by a hair
     torch.testing.assert_close(scores.cpu()[same], exact[same], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(entropies.cpu(), exact_entropies, rtol=1e-4, atol=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -116,10 +117,13 @@ def rows_of(prompts: list[list[int]], completions) -> Batch:
 def test_captured_generation_scores_tokens_as_the_training_forward_does(engine):
     rng = random.Random(0)
     prompts = [[rng.randrange(250) for _ in range(rng.randint(1, 300))] for _ in range(100)]
-    batch = rows_of(prompts, engine.generate(prompts))
-    gap = (engine.scored(batch)[0].cpu() - batch.old_logprobs)[batch.mask].abs()
-    assert gap.mean() < 0.02
-    assert gap.max() < 0.5
+    completions = engine.generate(prompts)
+    batch = rows_of(prompts, completions)
+    scored, entropies = (values.cpu()[batch.mask] for values in engine.scored(batch))
+    sampled = torch.tensor([entropy for completion in completions for entropy in completion.entropies])
+    for gap in ((scored - batch.old_logprobs[batch.mask]).abs(), (entropies - sampled).abs()):
+        assert gap.mean() < 0.02
+        assert gap.max() < 0.5
 
 
 def test_captured_generation_follows_the_exact_distribution(tokenizer):

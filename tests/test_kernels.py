@@ -37,15 +37,16 @@ for heads, kv_heads, width in ((9, 3, 64), (4, 4, 32), (16, 1, 16)):
 for size in (288, 4096, 9000):
     logits, chance = torch.randn(64, size) * 3, torch.rand(64).clamp(1e-6, 1 - 1e-6)
     for temperature in (1.0, 0.4):
-        tokens, scores = kernels.sampled_tokens(logits, chance, temperature)
-        expected, exact = chosen(logits, chance, temperature=temperature, top_p=1.0)
+        tokens, scores, entropies = kernels.sampled_tokens(logits, chance, temperature)
+        expected, exact, exact_entropies = chosen(logits, chance, temperature=temperature, top_p=1.0)
         assert (tokens == expected).float().mean() > 0.96
         torch.testing.assert_close(scores[tokens == expected], exact[tokens == expected], rtol=1e-4, atol=1e-4)
-tokens, scores = kernels.sampled_tokens(torch.full((2, 300), float("nan")), torch.rand(2), 1.0)
-assert scores.isnan().all()
+        torch.testing.assert_close(entropies, exact_entropies, rtol=1e-4, atol=1e-4)
+tokens, scores, entropies = kernels.sampled_tokens(torch.full((2, 300), float("nan")), torch.rand(2), 1.0)
+assert scores.isnan().all() and entropies.isnan().all()
 one = torch.full((1, 5000), float("-inf"))
 one[0, 4500] = 1.0
-assert kernels.sampled_tokens(one, torch.tensor([0.999]), 1.0)[0].item() == 4500
+assert [x.item() for x in kernels.sampled_tokens(one, torch.tensor([0.999]), 1.0)] == [4500, 0.0, 0.0]
 """
 
 

@@ -30,7 +30,7 @@ from spear_rl.envs.tool_math.problems import _answer, _question
 from spear_rl.envs.tool_math.verification.answers import boxed_answer, integer, is_copied, is_same_answer, normalised
 from spear_rl.envs.tool_math.verification.integers import as_integer
 from spear_rl.envs.tools.env import answer_in
-from spear_rl.envs.webshop.browser.pages import escape
+from spear_rl.envs.webshop.browser.server import escaped
 from spear_rl.envs.webshop.data.product import prices
 from spear_rl.envs.webshop.data.words import lowered, nouns
 from spear_rl.envs.webshop.experts import _LIMIT
@@ -120,7 +120,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "shown set in": indented,
     "shown on one line": one_line,
     "shown in Markdown": markdown,
-    "shown on a page": lambda text: unescape(escape(text)),
+    "shown on a page": lambda text: unescape(str(escaped(text))),
     "button's name": lowered,
     "shown episode": shown,
 }

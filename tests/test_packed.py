@@ -8,13 +8,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributions import Categorical
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from conftest import random_batch
 from spear_rl.engines.base import NonFiniteLossError, Term
 from spear_rl.engines.generation.continuous import SlotDecoder
 from spear_rl.engines.generation.kv_slots import Slots
-from spear_rl.engines.generation.padded import nucleus
+from spear_rl.engines.generation.padded import nucleus, sampled
 from spear_rl.engines.generation.sampling import chosen, uniforms
 from spear_rl.engines.hf import HFEngine
 from spear_rl.engines.models.tiny import tiny_model
@@ -77,11 +78,15 @@ def test_checkpointed_layers_give_the_same_gradients(make):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
-def forward_logprobs(engine: HFEngine, prompt: list[int], written: list[int], temperature: float = 1.0) -> torch.Tensor:
+def forward_scores(engine: HFEngine, prompt: list[int], written: list[int], temperature: float) -> torch.Tensor:
     ids = torch.tensor([*prompt, *written])[None]
     with torch.no_grad():
         scores = (engine.model(input_ids=ids).logits[0] / temperature).log_softmax(-1)
-    return scores[range(len(prompt) - 1, ids.shape[1] - 1), ids[0, len(prompt) :]]
+    return scores[len(prompt) - 1 : -1]
+
+
+def forward_logprobs(engine: HFEngine, prompt: list[int], written: list[int], temperature: float = 1.0) -> torch.Tensor:
+    return forward_scores(engine, prompt, written, temperature)[range(len(written)), written]
 
 
 @settings(max_examples=6, deadline=None)
@@ -94,6 +99,8 @@ def test_streamed_log_probabilities_are_those_of_a_plain_forward(make, seed, num
     for prompt, completion in zip(prompts, engine.generate(prompts), strict=True):
         expected = forward_logprobs(engine, prompt, completion.token_ids, 0.7)
         torch.testing.assert_close(torch.tensor(completion.logprobs), expected, rtol=1e-3, atol=1e-4)
+        entropies = Categorical(logits=forward_scores(engine, prompt, completion.token_ids, 0.7)).entropy()
+        torch.testing.assert_close(torch.tensor(completion.entropies), entropies, rtol=1e-3, atol=1e-4)
         assert completion.truncated == (completion.token_ids[-1] != engine.tokenizer.eos_token_id)
 
 
@@ -283,9 +290,21 @@ def test_later_tokens_follow_the_exact_distribution_too(make):
 
 def test_a_chance_at_either_end_picks_a_token_that_can_be():
     logits = torch.tensor([[-torch.inf, 1.0, 2.0, -torch.inf]] * 3)
-    tokens, scores = chosen(logits, torch.tensor([1e-8, 0.5, 1.0]), temperature=1.0, top_p=1.0)
+    tokens, scores, entropies = chosen(logits, torch.tensor([1e-8, 0.5, 1.0]), temperature=1.0, top_p=1.0)
     assert tokens.tolist() == [1, 2, 2]
     assert torch.isfinite(scores).all()
+    torch.testing.assert_close(entropies, Categorical(logits=logits[:, 1:3]).entropy())
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.4, 1.0), (1.0, 0.5), (0.0, 1.0)])
+def test_an_entropy_is_that_of_the_distribution_whose_log_probability_is_given(temperature, top_p):
+    """Of the full one: top_p changes neither, and greedy decoding has those of temperature 1."""
+    logits, rng = 3 * torch.randn(50, 300), torch.Generator().manual_seed(0)
+    full = Categorical(logits=logits / (temperature or 1.0))
+    drawn = sampled(logits, Sampling(temperature=temperature, top_p=top_p), rng)
+    for tokens, scores, entropies in (drawn, chosen(logits, torch.rand(50), temperature=temperature, top_p=top_p)):
+        torch.testing.assert_close(scores, full.log_prob(tokens), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(entropies, full.entropy(), rtol=1e-4, atol=1e-5)
 
 
 @settings(max_examples=20, deadline=None)

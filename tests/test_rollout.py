@@ -24,7 +24,7 @@ from spear_rl.rollout import (
     growing_chat,
     independent_turns,
 )
-from spear_rl.rollout.collect import Rollouts, collect_within
+from spear_rl.rollout.collect import Rollouts, collect_within, cut
 from spear_rl.train.step import collate, rows
 from spear_rl.types import Completion, Stop
 
@@ -69,6 +69,13 @@ def test_an_episode_ends_when_its_environment_says_so(tokenizer):
         assert (len(trajectory.turns), trajectory.reward, trajectory.success) == (3, 1.0, True)
         assert [turn.state_key for turn in trajectory.turns] == ["0", "1", "2"]
     assert group.info["family"] == "kind"
+
+
+def test_a_completion_that_is_cut_keeps_one_number_per_token():
+    whole = Completion([1, 2, 3], [-0.1, -0.2, -0.3], weights=[1.0, 2.0, 3.0], entropies=[0.5, 0.6, 0.7])
+    assert cut(whole, 2) == Completion([1, 2], [-0.1, -0.2], True, [1.0, 2.0], [0.5, 0.6])
+    assert cut(whole, 3) is whole
+    assert cut(Completion([1, 2], [-0.1, -0.2]), 1) == Completion([1], [-0.1], True)
 
 
 def test_an_episode_is_cut_at_the_turn_limit(tokenizer):

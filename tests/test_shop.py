@@ -6,7 +6,6 @@ import http.client
 import json
 import random
 import re
-import threading
 import time
 from functools import partial
 from html import unescape
@@ -17,10 +16,11 @@ import pytest
 
 from chromium import PROGRAM, Browser
 from spear_rl.envs.webshop import source_of
-from spear_rl.envs.webshop.browser import served, visits_of
+from spear_rl.envs.webshop.browser import ShopServer, visits_of
 from spear_rl.envs.webshop.browser.visits import IDLE_SECONDS, MAX_VISITS, FullError, Visits
 from spear_rl.envs.webshop.data.shop import open_shop
 from spear_rl.envs.webshop.experts import EXPERTS
+from viewed_runs import running
 
 SMALL = {"num_products": 310}
 needs_chromium = pytest.mark.skipif(not PROGRAM, reason="no Chromium is installed (Debian: apt-get install chromium)")
@@ -36,18 +36,10 @@ def shop(cache):
     return open_shop(source_of(**SMALL), cache)
 
 
-def running(visits: Visits):
-    server = served(visits, host="127.0.0.1", port=0)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
-
-
 @pytest.fixture(scope="module")
 def server(cache):
-    server = running(visits_of("validation", source_of(**SMALL), cache=cache))
-    yield server
-    server.shutdown()
-    server.server_close()
+    with running(ShopServer(visits_of("validation", source_of(**SMALL), cache=cache))) as server:
+        yield server
 
 
 class Visitor:
@@ -137,7 +129,7 @@ def test_headers_forbid_scripts_strangers_and_caching(server):
     assert "default-src 'none'" in answer.getheader("Content-Security-Policy")
     assert "script" not in answer.getheader("Content-Security-Policy")
     fresh, _ = Visitor(server).ask("GET", "/", Cookie="")
-    assert {"HttpOnly", "SameSite=Strict"} <= set(fresh.getheader("Set-Cookie").split("; "))
+    assert {"HttpOnly", "SameSite=strict"} <= set(fresh.getheader("Set-Cookie").split("; "))
     assert (answer.getheader("Cache-Control"), answer.getheader("X-Content-Type-Options")) == ("no-store", "nosniff")
 
 
@@ -156,13 +148,13 @@ STRANGE = [
     ("POST", "/task", "acts=1&number=99999999999999999999", 303),
     ("POST", "/task", "acts=1&number=-3", 303),
     ("POST", "/task", "acts=1&number=٣", 303),
-    ("POST", "/nowhere", "acts=1", 303),
+    ("POST", "/nowhere", "acts=1", 404),
     ("POST", "/click", "x" * 20_000, 413),
     ("POST", "/click", "a=1&" * 200, 303),
     ("GET", "/../../etc/passwd", "", 404),
-    ("GET", "/style.css?x=1", "", 200),
+    ("GET", "/static/shop.css?x=1", "", 200),
     ("GET", "/?words=<script>", "", 200),
-    ("PUT", "/", "", 501),
+    ("PUT", "/", "", 405),
 ]
 
 
@@ -206,19 +198,19 @@ def test_nothing_of_a_scraped_catalogue_is_taken_for_html(tmp_path):
         "items_human_ins": {item["asin"]: [wish | {"instruction": f"{n} {nasty}"}] for n, item in enumerate(items)},
     }.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    server = running(visits_of("train", source_of(data=str(tmp_path)), cache=str(tmp_path / "cache")))
-    visitor = Visitor(server)
-    pages = [visitor.page, visitor.act("search[rug <b>x]")]
-    asin = re.search(r'value="(b\d{9})"', visitor.page)[1]
-    pages.append(visitor.act(f"click[{asin}]"))
-    option = unescape(re.search(r'value="(red[^"]*)"', visitor.page)[1])
-    pages.append(visitor.post("/click", words=option))
-    assert 'aria-pressed="true"' in visitor.page
-    for name in ("description", "features", "reviews"):
-        pages += [visitor.act(f"click[{name}]"), visitor.act("click[< prev]")]
-    pages += [visitor.act("click[nothing<i>]"), visitor.act("click[buy now]")]
-    server.shutdown()
-    server.server_close()
+    with running(
+        ShopServer(visits_of("train", source_of(data=str(tmp_path)), cache=str(tmp_path / "cache")))
+    ) as server:
+        visitor = Visitor(server)
+        pages = [visitor.page, visitor.act("search[rug <b>x]")]
+        asin = re.search(r'value="(b\d{9})"', visitor.page)[1]
+        pages.append(visitor.act(f"click[{asin}]"))
+        option = unescape(re.search(r'value="(red[^"]*)"', visitor.page)[1])
+        pages.append(visitor.post("/click", words=option))
+        assert 'aria-pressed="true"' in visitor.page
+        for name in ("description", "features", "reviews"):
+            pages += [visitor.act(f"click[{name}]"), visitor.act("click[< prev]")]
+        pages += [visitor.act("click[nothing<i>]"), visitor.act("click[buy now]")]
     assert visitor.text("score") == "1.00"
     for page in pages:
         assert not re.search(r"<(script|img|b|i)\b", page)
@@ -226,7 +218,7 @@ def test_nothing_of_a_scraped_catalogue_is_taken_for_html(tmp_path):
 
 
 def test_the_template_never_switches_escaping_off():
-    template = (resources.files("spear_rl.envs.webshop.browser") / "page.html.jinja").read_text("utf-8")
+    template = (resources.files("spear_rl.envs.webshop.browser") / "shop.html.jinja").read_text("utf-8")
     assert "{{ page.instruction }}" in template
     assert not re.search(r"\bsafe\b|autoescape|Markup|{%-?\s*raw", template)
 
@@ -255,6 +247,33 @@ def test_a_shop_full_of_busy_visits_refuses_new_ones_until_some_were_left_alone(
     busy[7][1].used_at -= IDLE_SECONDS + 1
     visits.start()
     assert [visits._visits.get(name) is visit for name, visit in busy].index(False) == 7
+
+
+def test_another_address_than_loopback_needs_the_token_for_forms_too(shop):
+    with running(ShopServer(Visits(shop, [0, 1]), host="0.0.0.0")) as server:
+        token = urlsplit(server.address).query.removeprefix("token=")
+        place = f"127.0.0.1:{urlsplit(server.address).port}"
+
+        def ask(method: str, path: str, cookie: str = "") -> http.client.HTTPResponse:
+            connection = http.client.HTTPConnection(place, timeout=30)
+            connection.request(method, path, "" if method == "POST" else None, {"Cookie": cookie})
+            answer = connection.getresponse()
+            answer.text = answer.read().decode()
+            return answer
+
+        for method, path in (("GET", "/"), ("POST", "/search"), ("GET", "/static/shop.css"), ("GET", "/?token=wrong")):
+            refused = ask(method, path)
+            assert (refused.status, "`spear shop` printed" in refused.text) == (403, True)
+        allowed = ask("GET", f"/?token={token}")
+        assert (allowed.status, allowed.getheader("Location")) == (303, "/?")
+        assert "Please buy" in ask("GET", "/", allowed.getheader("Set-Cookie").split(";")[0]).text
+
+
+@pytest.mark.parametrize("name", ["jinja2", "starlette", "uvicorn"])
+def test_a_missing_package_is_one_sentence(spear, monkeypatch, name):
+    monkeypatch.setattr("spear_rl.cli.shared.find_spec", lambda wanted: None if wanted == name else object())
+    code, text = spear("shop")
+    assert (code, text) == (2, f"error: {name} is not installed: pip install 'spear-rl[view,webshop]'\n")
 
 
 def test_mistakes_on_the_command_line_are_one_sentence(spear, cache, server):
@@ -302,7 +321,7 @@ def test_the_page_works_by_keyboard_and_fits_a_phone(server, tmp_path):
         browser.open(server.address)
         browser.type("rug")
         browser.press("Enter", leads_on=True)
-        assert browser.value("document.documentElement.scrollWidth <= window.innerWidth"), "nothing sticks out sideways"
+        assert browser.value("document.documentElement.scrollWidth <= 390"), "nothing sticks out sideways"
         for _ in range(30):
             browser.press("Tab")
             if browser.value("document.activeElement.className.startsWith('card')"):
@@ -313,7 +332,7 @@ def test_the_page_works_by_keyboard_and_fits_a_phone(server, tmp_path):
         )
         browser.press("Enter", leads_on=True)
         assert str(asin).upper() in browser.text()
-        assert browser.value("document.documentElement.scrollWidth <= window.innerWidth")
+        assert browser.value("document.documentElement.scrollWidth <= 390")
         assert browser.value("[...document.querySelectorAll('input:not([type=hidden])')].every(i => i.labels.length)")
         assert browser.complaints() == []
 

@@ -6,7 +6,6 @@ import http.client
 import json
 import re
 import socket
-import threading
 import time
 from contextlib import suppress
 from html import unescape
@@ -15,25 +14,20 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 
 from spear_rl.envs.webshop import source_of
-from spear_rl.envs.webshop.browser import served, visits_of
-from spear_rl.envs.webshop.browser.server import MAX_CONNECTIONS, MAX_FORM, _Handler
-from spear_rl.envs.webshop.browser.visits import MAX_VISITS, Visits
+from spear_rl.envs.webshop.browser import ShopServer, visits_of
+from spear_rl.envs.webshop.browser.visits import MAX_VISITS
+from spear_rl.io.http import site
+from spear_rl.io.http.site import MAX_BODY, MAX_CONNECTIONS
+from viewed_runs import running
 
 HOSTILE = "\x1b[31m\x1b]8;;http://evil\x07\x9b\u202eevil\u2066\u200b\u2028\x85\x7f\ufeff"
 
 
-def running(visits: Visits):
-    server = served(visits, host="127.0.0.1", port=0)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    return server
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    server = running(visits_of("validation", source_of(num_products=310), cache=str(tmp_path_factory.mktemp("cache"))))
-    yield server
-    server.shutdown()
-    server.server_close()
+    cache = str(tmp_path_factory.mktemp("cache"))
+    with running(ShopServer(visits_of("validation", source_of(num_products=310), cache=cache))) as server:
+        yield server
 
 
 def port_of(server) -> int:
@@ -69,7 +63,7 @@ BAD_ORIGINS = [
     "http://[", "http://]", "//localhost", "localhost", "http://", "http://a b", "http://a:99999", "http://a/b", "http://a@b",
     "null null", "NULL", "http:/a", "\xff://a", "http://[::1", "http://a http://b", "http://" + "[" * 5000,
 ]  # fmt: skip
-BAD_LENGTHS = ["x", "-1", "+5", "1e3", "0x10", "5, 5", "5 5", "1_0", "", "5.0", "\xb2", "five", "-" + "1" * 9999]
+BAD_LENGTHS = ["x", "-1", "+5", "1e3", "0x10", "5, 6", "5 5", "1_0", "", "5.0", "\xb2", "five", "-" + "1" * 9999]
 
 
 def assert_one_line(answer: bytes, status: int) -> None:
@@ -78,7 +72,7 @@ def assert_one_line(answer: bytes, status: int) -> None:
     assert body.count(b"\n") == 0
     assert 0 < len(body) < 200
     assert body.decode("ascii").isprintable()
-    assert b"Connection: close" in head
+    assert b"connection: close" in head.lower()
 
 
 @pytest.mark.parametrize("host", BAD_HOSTS, ids=lambda host: repr(host)[:20])
@@ -111,10 +105,10 @@ BROKEN = {
     "strange encoding": (["Transfer-Encoding: \x0bchunked", "Content-Length: 0"], b"", 400),
     "no colon": (["what is this", "Content-Length: 0"], b"", 400),
     "a blank before the colon": (["Content-Length : 0"], b"", 400),
-    "form too long": ([f"Content-Length: {MAX_FORM + 1}"], b"x" * (MAX_FORM + 1), 413),
+    "form too long": ([f"Content-Length: {MAX_BODY + 1}"], b"x" * (MAX_BODY + 1), 413),
     "form far too long": (["Content-Length: 99999999999999999999"], b"x" * 3_000_000, 413),
-    "long header": (["X: " + "y" * 100_000], b"", 431),
-    "many headers": (["X: y"] * 500, b"", 431),
+    "long header": (["X: " + "y" * 100_000], b"", 400),
+    "many headers": (["X: " + "y" * 40] * 500, b"", 400),
     "from null": (["Origin: null", "Content-Length: 0"], b"", 403),
     "from a stranger": (["Origin: http://evil.example", "Content-Length: 0"], b"", 403),
     "from an extension": (["Origin: chrome-extension://abcdef", "Content-Length: 0"], b"", 403),
@@ -131,7 +125,7 @@ def test_a_broken_request_is_refused_in_one_line(server, capfd, name):
 
 def test_origin_null_is_refused_for_pages_too(server):
     assert_one_line(said(server, request(server, "Origin: null", method="GET", path="/")), 403)
-    policy = re.search(rb"Referrer-Policy: (\S+)", said(server, request(server, method="GET", path="/")))[1]
+    policy = re.search(rb"(?i)Referrer-Policy: (\S+)", said(server, request(server, method="GET", path="/")))[1]
     assert policy == b"same-origin", "with no-referrer, browsers send `Origin: null` with our own forms"
 
 
@@ -145,7 +139,7 @@ def test_a_line_that_is_no_request_is_answered_in_one_line_or_not_at_all(server,
     answer = said(server, line + f"\r\nHost: 127.0.0.1:{port_of(server)}\r\n\r\n".encode())
     if line:
         assert_one_line(answer, int(answer.split()[1]))
-        assert answer.split()[1] in (b"400", b"414", b"501", b"505")
+        assert answer.split()[1] in (b"400", b"405", b"505")
     assert capfd.readouterr() == ("", "")
 
 
@@ -158,7 +152,7 @@ def test_a_body_that_nobody_asked_for_is_not_the_next_request(server):
 
 @pytest.fixture
 def hasty(monkeypatch):
-    monkeypatch.setattr(_Handler, "timeout", 1)
+    monkeypatch.setattr(site, "SECONDS", 1.0)
 
 
 @pytest.mark.parametrize("where", ["line", "header", "body"])
@@ -183,7 +177,7 @@ def test_a_request_in_drips_is_ended_and_others_are_served_meanwhile(server, has
                 is_open = False
             finally:
                 slow.setblocking(True)
-            assert said(server, request(server, method="GET", path="/style.css")).startswith(b"HTTP/1.1 200")
+            assert said(server, request(server, method="GET", path="/static/shop.css")).startswith(b"HTTP/1.1 200")
         assert not is_open
         assert time.monotonic() - started < 15
 
@@ -260,7 +254,6 @@ def test_a_hostile_catalogue_steers_no_page_and_its_options_can_still_be_chosen(
         "items_human_ins": {item["asin"]: [wish | {"instruction": f"{n} {HOSTILE}"}] for n, item in enumerate(items)},
     }.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    server = running(visits_of("train", source_of(data=str(tmp_path)), cache=str(tmp_path / "cache")))
     cookie, pages = "", []
 
     def ask(method: str, path: str = "/", **fields: str) -> None:
@@ -277,18 +270,19 @@ def test_a_hostile_catalogue_steers_no_page_and_its_options_can_still_be_chosen(
         else:
             pages.append(text)
 
-    ask("GET")
-    ask("POST", "/search", words=f"rug {HOSTILE}")
-    ask("POST", "/click", words=re.search(r'value="(b\d{9})"', pages[-1])[1])
-    ask("POST", "/click", words=unescape(re.search(r'value="(red [^"]*)"', pages[-1])[1]))
-    assert 'aria-pressed="true"' in pages[-1], "the option was chosen by what the page calls it"
-    for name in ("description", "features", "reviews"):
-        ask("POST", "/click", words=name)
-        ask("POST", "/click", words="< prev")
-    ask("POST", "/click", words=HOSTILE)
-    ask("POST", "/click", words="buy now")
-    server.shutdown()
-    server.server_close()
+    with running(
+        ShopServer(visits_of("train", source_of(data=str(tmp_path)), cache=str(tmp_path / "cache")))
+    ) as server:
+        ask("GET")
+        ask("POST", "/search", words=f"rug {HOSTILE}")
+        ask("POST", "/click", words=re.search(r'value="(b\d{9})"', pages[-1])[1])
+        ask("POST", "/click", words=unescape(re.search(r'value="(red [^"]*)"', pages[-1])[1]))
+        assert 'aria-pressed="true"' in pages[-1], "the option was chosen by what the page calls it"
+        for name in ("description", "features", "reviews"):
+            ask("POST", "/click", words=name)
+            ask("POST", "/click", words="< prev")
+        ask("POST", "/click", words=HOSTILE)
+        ask("POST", "/click", words="buy now")
     assert '<p class="score"' in pages[-1]
     for page in pages:
         assert page.replace("\n", "").isprintable()

@@ -157,8 +157,10 @@ def test_the_sampler_and_the_training_forward_agree_on_every_token(make: Any, la
     batch = batch_of(engine, episodes)
     assert len(batch) == (6 if layout == "chat" else 18)
     assert [len(turn.images) for turn in episodes[0].turns] == ([1, 2, 3] if layout == "chat" else [1, 1, 1])
-    logprobs, _ = engine.scored(batch)
+    logprobs, entropies = engine.scored(batch)
     torch.testing.assert_close(logprobs[batch.mask], batch.old_logprobs[batch.mask], rtol=0, atol=1e-5)
+    sampled = torch.tensor([e for t in episodes for turn in t.turns for e in turn.completion.entropies])
+    torch.testing.assert_close(entropies[batch.mask], sampled, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("layout", ["chat", "turns", "log", "now"])

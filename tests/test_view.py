@@ -90,17 +90,28 @@ def test_the_list_has_every_run_and_nothing_else(address):
 @pytest.mark.parametrize(
     "headers",
     [
-        {"Host": "evil.example"}, {"Host": "127.0.0.1.evil.example:80"}, {"Host": ""}, {"Host": "a@127.0.0.1"},
-        {"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": "http://127.0.0.1:1"}, {"Origin": "file://"},
-        {"Host": "localhost\\@evil.example"}, {"Origin": "http://localhost.evil.example"},
-        {"Host": "evil.example:8485"}, {"Host": "localhost:99999"}, {"Host": "localhost."}, {"Host": "2130706433"},
-        {"Origin": "http://["}, {"Origin": "http://127.0.0.1"}, {"Origin": "http://localhost:8485/x"}, {"Origin": ""},
+        {"Host": "evil.example"}, {"Host": "127.0.0.1.evil.example:80"}, {"Origin": "http://evil.example"},
+        {"Origin": "null"}, {"Origin": "http://127.0.0.1:1"}, {"Origin": "http://localhost.evil.example"},
+        {"Host": "evil.example:8485"}, {"Host": "localhost."}, {"Host": "2130706433"}, {"Origin": "http://127.0.0.1"},
     ],
     ids=str,
 )  # fmt: skip
 def test_requests_for_or_from_another_site_get_403(address, headers):
     for path in ("/", "/data/state", "/static/view.js", "/nothing"):
         assert ask(address, path, **headers)[0] == 403
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": ""}, {"Host": "a@127.0.0.1"}, {"Host": "localhost\\@evil.example"}, {"Host": "localhost:99999"},
+        {"Origin": "file://"}, {"Origin": "http://["}, {"Origin": "http://localhost:8485/x"}, {"Origin": ""},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_malformed_host_or_origin_gets_400(address, headers):
+    for path in ("/", "/data/state", "/static/view.js", "/nothing"):
+        assert ask(address, path, **headers)[0] == 400
 
 
 def test_the_machines_own_names_are_answered(address):
@@ -136,21 +147,21 @@ def test_only_the_pages_own_files_are_served(address, path):
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
 def test_nothing_but_reading_is_answered(address, method):
-    assert ask(address, "/", method=method)[0] == 404
+    assert ask(address, "/", method=method)[0] == 405
 
 
 def test_another_address_than_loopback_needs_the_token(root):
     with serving(root, host="0.0.0.0", token="right") as address:
         address = address.replace("0.0.0.0", "127.0.0.1")
         assert ask(address, "/")[0] == ask(address, "/?token=wrong")[0] == 403
-        assert ask(address, "/", Cookie="spear_view=wrong")[0] == 403
+        assert ask(address, "/", Cookie="spear_view_token=wrong")[0] == 403
         status, _, headers = ask(address, "//evil.example/?token=right&run=a")
         assert status == 303
         assert headers["location"] == "/evil.example/?run=a"
         status, _, headers = ask(address, "/curves?run=a&token=right")
         assert (status, headers["location"]) == (303, "/curves?run=a")
         assert "HttpOnly" in headers["set-cookie"]
-        assert ask(address, "/curves?run=a", Cookie="spear_view=right")[0] == 200
+        assert ask(address, "/curves?run=a", Cookie="spear_view_token=right")[0] == 200
 
 
 def test_a_server_elsewhere_makes_a_token_of_its_own(root):
@@ -304,11 +315,50 @@ def test_evaluations_on_further_splits_are_shown_by_their_names(tmp_path):
         assert curves["bands"]["eval/success on test"] == [[0.1, None], [0.5, None]]
 
 
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(4.4e-16, "0"), (-1e-17, "0"), (-0.0, "0"), (1e-8, "1e-08"), (0.12345, "0.1235"), (float("nan"), "nan"),
+     (float("-inf"), "-inf"), (True, "yes"), (3, "3"), ([], ""), ("a\nb", "a\\nb")],
+    ids=str,
+)  # fmt: skip
+def test_a_value_is_shown_as_a_reader_expects_it(value, shown):
+    assert pages.number(value) == shown
+
+
 def test_colours_follow_what_is_chosen(address):
     path = {name: ask(address, url("/episode", run="a", step=1, episode=2, colour=name))[1] for name in pages.COLOURS}
     assert re.search(r'class="token (up|down)\d"', path["advantage"])
     assert re.search(r'class="token heat\d"', path["logprob"])
     assert not re.search(r'class="token \w', path["none"])
+    found = re.findall(r'class="token (heat\d)" title="token \d+: [^"]*entropy ([\d.]+)"', path["entropy"])
+    assert set(found) == {("heat0", "0"), ("heat4", "0.8"), ("heat6", "1.6"), ("heat7", "2.4")}
+
+
+def test_a_colour_is_offered_only_where_the_file_has_its_numbers(tmp_path):
+    LiveRun(tmp_path / "runs" / "old", has_entropy=False).write(1)
+    with serving(tmp_path / "runs") as address:
+        text = ask(address, url("/episode", run="old", step=0, episode=0, colour="entropy"))[1]
+        assert "colour=entropy" not in text
+        assert "colour=logprob" in text
+        assert re.search(r'class="token (up|down)\d"', text), "the default is shown instead"
+
+
+@pytest.mark.parametrize("numbers", [[], [0.5], [0.5] * 9, [None, float("nan"), float("inf"), -7.0]], ids=str)
+def test_numbers_that_do_not_fit_the_tokens_leave_tokens_without_colour(tmp_path, numbers):
+    run = LiveRun(tmp_path / "runs" / "x").write(1)
+    path = run.folder / "trajectories" / "steps_000000_000000.parquet"
+    table = pq.read_table(path)
+    for name in ("logprobs", "entropies"):
+        place = table.schema.get_field_index(name)
+        column = pa.array([numbers] * len(table), table.schema.field(name).type)
+        table = table.set_column(place, name, column)
+    pq.write_table(table, path)
+    with serving(tmp_path / "runs") as address:
+        for colour in pages.COLOURS:
+            status, text, _ = ask(address, url("/episode", run="x", step=0, episode=0, colour=colour))
+            assert status == 200
+            assert text.count('class="token ') % 4 == 0
+            assert text.count('class="token ') > 0
 
 
 def test_damaged_and_half_written_files_are_named_and_the_rest_is_shown(tmp_path):

@@ -86,6 +86,14 @@ def test_a_failed_episode_is_found_opened_and_coloured(page, address):
     page.wait_for_url("**colour=logprob**")
     assert page.locator(".token[class*=heat]").count() > 0
     assert page.locator(".token[class*=up]").count() == 0
+    page.click(".colours >> text=entropy")
+    page.wait_for_url("**colour=entropy**")
+    answers = page.eval_on_selector_all(".answer", "all => all.map(one => [...one.children].map(t => t.className))")
+    assert [answer[:4] for answer in answers] == [[f"token heat{n}" for n in (0, 4, 6, 7)]] * len(answers) != []
+    paler, stronger = (page.locator(f".token.heat{n}").first for n in (4, 7))
+    assert "entropy 0.8" in paler.get_attribute("title")
+    colour = "one => getComputedStyle(one).backgroundColor"
+    assert paler.evaluate(colour) != stronger.evaluate(colour)
     shown = page.inner_text("main")
     page.goto(page.url)
     assert page.inner_text("main") == shown, "the address holds the state"

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
+import socket
+import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -13,8 +17,11 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 from spear_rl.app.show.view.report import write_report
+from spear_rl.app.show.view.server import ViewServer
+from spear_rl.io.escaping import one_line
+from spear_rl.io.http import site
 from test_view import ask, links, url
-from viewed_runs import LiveRun, serving
+from viewed_runs import LiveRun, running, serving
 
 PAGES = ("/curves", "/episodes", "/groups", "/replays", "/data/curves", "/data/state", "/episode")
 
@@ -93,6 +100,7 @@ def test_any_name_of_a_run_leads_to_its_pages_and_is_no_markup(tmp_path, name):
     LiveRun(tmp_path / "runs" / name).write(2)
     with serving(tmp_path / "runs") as address:
         found = visited(address, name)
+        assert json.loads(found["/data/curves"])["runs"][0]["label"] == one_line(name), "what the script shows"
         assert "<x>" not in "".join(text for path, text in found.items() if not path.startswith("/data"))
         assert "49" not in found["/curves"].partition("<h1>")[2].partition("</h1>")[0]
         for link in set(links(found["/episodes"])) | set(links(found["/"])):
@@ -188,6 +196,34 @@ def test_no_address_makes_the_server_fail(tmp_path_factory, seed):
             joined = "&".join(url("", **{name: value})[1:] for name, value in query)
             status = ask(address, f"{path}?{joined}")[0]
             assert status in (200, 303, 400, 403, 404, 414, 431), (status, path, joined[:300])
+
+
+def test_an_answer_that_nobody_reads_is_dropped_and_one_that_is_read_slowly_is_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(site, "SECONDS", 0.5)
+    LiveRun(tmp_path / "runs" / "x", text="y" * 1_000_000).write(1)
+    view = ViewServer(tmp_path / "runs")
+    view._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)  # else the kernel takes all of the answer
+    with running(view) as server:
+        address = ("127.0.0.1", urlsplit(server.address).port)
+        question = (
+            f"GET /episode?run=x&step=0&episode=0&full=1 HTTP/1.1\r\nHost: localhost:{address[1]}\r\n\r\n".encode()
+        )
+        with socket.socket() as idle, socket.socket() as slow:
+            for client in (idle, slow):
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+                client.connect(address)
+                client.settimeout(60)
+                client.sendall(question)
+            received = bytearray()
+            while b"</html>" not in received[-100:]:
+                time.sleep(0.05)
+                received += slow.recv(65_536)
+            length = re.search(rb"(?i)content-length: (\d+)", received)
+            assert len(received.partition(b"\r\n\r\n")[2]) == int(length[1]) > 2_000_000
+            until = time.monotonic() + 30
+            while server.server.server_state.connections and time.monotonic() < until:
+                time.sleep(0.1)
+            assert not server.server.server_state.connections
 
 
 def test_tokens_that_spell_markup_are_text(tmp_path):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from spear_rl.io.episodes.parts import EpisodeWriter
 from spear_rl.types import Completion, Group, Stop, Trajectory, Turn
@@ -26,12 +27,14 @@ HOSTILE = (
 class LiveRun:
     """A run that writes a step when it is told to."""
 
-    def __init__(self, folder: Path, *, seed: int = 0, text: str = "", images: tuple[bytes, ...] = ()) -> None:
+    def __init__(
+        self, folder: Path, *, seed: int = 0, text: str = "", images: tuple[bytes, ...] = (), has_entropy: bool = True
+    ) -> None:
         folder.mkdir(parents=True)
         (folder / "config.toml").write_text("")
         self.folder, self.rng, self.text, self.images = folder, random.Random(seed), text, images
         self.writer = EpisodeWriter(folder / "trajectories", 10**9, lambda ids: [f" w{number}" for number in ids])
-        self.step = 0
+        self.step, self.has_entropy = 0, has_entropy
 
     def write(self, steps: int = 1) -> LiveRun:
         for _ in range(steps):
@@ -63,7 +66,8 @@ class LiveRun:
         rng, turns, prompt = self.rng, [], [1, 2]
         for n in range(rng.randint(1, 3)):
             ids = [rng.randrange(100) for _ in range(4)]
-            done = Completion(ids, [-rng.expovariate(1) for _ in ids])
+            entropies = [0.8 * n for n in range(len(ids))] if self.has_entropy else None
+            done = Completion(ids, [-rng.expovariate(1) for _ in ids], entropies=entropies)
             seen, said = f"you see {n}{self.text}", f"go {n}{self.text}"
             turns.append(Turn(prompt, done, 0.5, f"key {n}", observation=seen, text=said, images=self.images))
             prompt = [*prompt, *ids]
@@ -80,14 +84,20 @@ def serving(root: Path, **options) -> Iterator[str]:
     """The address of a server of these runs, without a slash at its end."""
     from spear_rl.app.show.view.server import ViewServer
 
-    server = ViewServer(root, **options)
+    with running(ViewServer(root, **options)) as server:
+        yield server.address.partition("?")[0].rstrip("/")
+
+
+@contextmanager
+def running(server: Any) -> Iterator[Any]:
+    """A server that answers."""
     thread = threading.Thread(target=server.serve, daemon=True)
     thread.start()
     until = time.monotonic() + 30
     while not server.server.started and time.monotonic() < until:
         time.sleep(0.02)
     try:
-        yield server.address.partition("?")[0].rstrip("/")
+        yield server
     finally:
         server.server.should_exit = True
         thread.join(30)

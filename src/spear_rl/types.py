@@ -73,6 +73,8 @@ class Completion:
     """It hit the token limit before its end token."""
     weights: list[float] | None = None
     """Importance weight of each token, where another engine sampled it; None is 1."""
+    entropies: list[float] | None = None
+    """Entropy, in nats, of the distribution that each log-probability is of; None where the generator does not say."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,13 @@
 """The commands that look: eval, compare, show, view, report."""
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from spear_rl.cli.shared import app, console, source_and_settings, within
-from spear_rl.errors import MissingExtraError
+from spear_rl.cli.shared import app, console, require_packages, source_and_settings, within
 from spear_rl.io.files import check_writable
 
 _POLICY = "expert, random, an OpenAI-compatible endpoint (http://host:port/v1), a run folder, or as engine.model."
@@ -115,12 +113,6 @@ def show(
     console.print(shown(what, *source_and_settings(settings), selection, words, as_json=as_json), soft_wrap=True)
 
 
-def _view_packages() -> None:
-    for name in ("jinja2", "pyarrow", "starlette", "uvicorn"):
-        if find_spec(name) is None:
-            raise MissingExtraError(f"{name} is not installed: pip install 'spear-rl[view]'")
-
-
 @app.command()
 def view(
     runs: Annotated[Path, Argument(metavar="[RUNS_DIR]", help="A folder of runs, or one run.")] = Path("runs"),
@@ -133,7 +125,7 @@ def view(
 
     Example: spear view runs
     """
-    _view_packages()
+    require_packages("jinja2", "pyarrow", "starlette", "uvicorn", extra="view")
     from spear_rl.app.show.view.server import ViewServer
 
     server = ViewServer(runs, host=host, port=port)
@@ -154,7 +146,7 @@ def report(
 
     Example: spear report runs/quickstart runs/base --out report.html
     """
-    _view_packages()
+    require_packages("jinja2", "pyarrow", "starlette", "uvicorn", extra="view")
     from spear_rl.app.show.view.report import write_report
 
     check_writable(out, "--out")

@@ -2,10 +2,11 @@
 
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 from spear_rl.app.config import Config, flat, load, presets
-from spear_rl.errors import ConfigError
+from spear_rl.errors import ConfigError, MissingExtraError
 from spear_rl.settings.fields import meant
 from spear_rl.settings.names import ALGORITHM_NAMES
 from spear_rl.settings.ranges import Range, checked
@@ -68,6 +69,12 @@ def source_and_settings(settings: list[str] | None) -> tuple[str | None, list[st
     if len(sources) > 1:
         raise ConfigError(f"name one preset or file, not {len(sources)}: {', '.join(sources)}")
     return (sources[0] if sources else None), [s for s in settings or [] if "=" in s]
+
+
+def require_packages(*names: str, extra: str) -> None:
+    """MissingExtraError if one of them is not installed."""
+    if missing := [name for name in names if find_spec(name) is None]:
+        raise MissingExtraError(f"{missing[0]} is not installed: pip install 'spear-rl[{extra}]'")
 
 
 def task_options(options: list[str] | None) -> dict[str, Any]:

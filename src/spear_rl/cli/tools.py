@@ -1,6 +1,5 @@
 """The commands around training: doctor, check-env, init, shop, list."""
 
-import contextlib
 import inspect
 from typing import Annotated
 
@@ -15,6 +14,7 @@ from spear_rl.cli.shared import (
     Overrides,
     app,
     console,
+    require_packages,
     source_and_settings,
     task_options,
     within,
@@ -108,8 +108,9 @@ def shop(
 
     Example: spear shop level=standard --split test
     """
+    require_packages("jinja2", "starlette", "uvicorn", extra="view,webshop")
     from spear_rl.envs.webshop import source_of
-    from spear_rl.envs.webshop.browser import served, visits_of
+    from spear_rl.envs.webshop.browser import ShopServer, visits_of
 
     settings = task_options(options)
     known = [*inspect.signature(source_of).parameters, "cache"]
@@ -121,10 +122,9 @@ def shop(
         visits = visits_of(split, source_of(**settings), cache=cache)
     except (TypeError, ValueError) as error:
         raise ConfigError(str(error)) from error
-    with served(visits, host=host, port=port) as server:
-        console.print(f"the shop is open at {server.address} (Ctrl+C closes it)", soft_wrap=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            server.serve_forever()
+    server = ShopServer(visits, host=host, port=port)
+    console.print(f"the shop is open at {server.address} (Ctrl+C closes it)", soft_wrap=True)
+    server.serve()
 
 
 @app.command(name="list")

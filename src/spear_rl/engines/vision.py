@@ -72,15 +72,12 @@ class VisionDecoder:
         real = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         stops = StopStrings(self._tokenizer, sampling.stop)
         forbidden = self._pixels.placeholders
-        tokens: list[Tensor] = []
-        scores: list[Tensor] = []
+        found: list[tuple[Tensor, Tensor, Tensor]] = []
 
         def draw(input_ids: Tensor, logits: Tensor) -> Tensor:
             """Sample here and leave `generate` only that token to choose."""
-            drawn, drawn_scores = sampled(logits, sampling, generator, forbidden=forbidden)
-            tokens.append(drawn)
-            scores.append(drawn_scores)
-            return torch.full_like(logits, -torch.inf).scatter(-1, drawn[:, None], 0.0)
+            found.append(sampled(logits, sampling, generator, forbidden=forbidden))
+            return torch.full_like(logits, -torch.inf).scatter(-1, found[-1][0][:, None], 0.0)
 
         def has_stopped(input_ids: Tensor, logits: Tensor, **_: Any) -> Tensor:
             written = input_ids[:, width:].tolist()
@@ -105,12 +102,14 @@ class VisionDecoder:
             logits_processor=LogitsProcessorList([draw]),
             stopping_criteria=StoppingCriteriaList([has_stopped]) if sampling.stop else None,
         )
-        rows = zip(torch.stack(tokens, 1).tolist(), torch.stack(scores, 1).tolist(), strict=True)
-        return [self._completion(*row, stops) for row in rows]
+        columns = (torch.stack(parts, 1).tolist() for parts in zip(*found, strict=True))
+        return [self._completion(stops, *row) for row in zip(*columns, strict=True)]
 
-    def _completion(self, tokens: list[int], scores: list[float], stops: StopStrings) -> Completion:
+    def _completion(
+        self, stops: StopStrings, tokens: list[int], scores: list[float], entropies: list[float]
+    ) -> Completion:
         """The row up to its end; `generate` samples on for rows that have ended."""
         for length in range(1, len(tokens) + 1):
             if tokens[length - 1] in self._end_ids or stops.end(tokens[:length]):
-                return Completion(tokens[:length], scores[:length])
-        return Completion(tokens, scores, truncated=True)
+                return Completion(tokens[:length], scores[:length], entropies=entropies[:length])
+        return Completion(tokens, scores, truncated=True, entropies=entropies)

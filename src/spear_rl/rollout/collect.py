@@ -283,8 +283,8 @@ def cut(completion: Completion, most: int) -> Completion:
     """The first `most` tokens of a completion, truncated if it has more."""
     if len(completion.token_ids) <= most:
         return completion
-    weights = completion.weights and completion.weights[:most]
-    return Completion(completion.token_ids[:most], completion.logprobs[:most], truncated=True, weights=weights)
+    lists = {name: getattr(completion, name) for name in ("token_ids", "logprobs", "weights", "entropies")}
+    return replace(completion, truncated=True, **{name: values and values[:most] for name, values in lists.items()})
 
 
 class Lockstep:

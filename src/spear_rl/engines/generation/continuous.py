@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,6 +41,14 @@ PREFILL_SIZES = (
 """Prompt tokens of a captured prefill; fewer are padded."""
 
 
+class _Sampled(NamedTuple):
+    """One sampled token of each of some requests."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    entropies: list[float]
+
+
 @dataclass
 class _Request:
     """A completion in progress."""
@@ -54,6 +62,7 @@ class _Request:
     """[max_new_tokens] random numbers."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
     is_done: bool = False
 
 
@@ -80,7 +89,7 @@ class SlotDecoder:
         self._prefill_rows = torch.zeros(4, max(most, 2) + 1, dtype=torch.int64, device=device)
         head = model.get_output_embeddings().weight
         self._prefill_logits = torch.zeros(most, head.shape[0], dtype=head.dtype, device=device)
-        self._result = torch.zeros(2, most, dtype=torch.float64, device=device)  # tokens and log-probabilities
+        self._result = torch.zeros(len(_Sampled._fields), most, dtype=torch.float64, device=device)
 
     def stream(self, sampling: Sampling, *, seed: int) -> SlotStream:
         """A new stream; requests of an earlier one are dropped."""
@@ -115,24 +124,24 @@ class SlotDecoder:
         self._uniform[:count, : uniform.shape[1]] = uniform.to(self._uniform.device, non_blocking=True)
         return step
 
-    def results(self, count: int) -> Callable[[], tuple[list[int], list[float]]]:
-        """Reads the last step's tokens and log-probabilities; waits for that step, not for later ones."""
-        host = torch.empty(2, count, dtype=torch.float64, pin_memory=self._is_cuda)
+    def results(self, count: int) -> Callable[[], _Sampled]:
+        """Reads what the last step sampled; waits for that step, not for later ones."""
+        host = torch.empty(len(self._result), count, dtype=torch.float64, pin_memory=self._is_cuda)
         host.copy_(self._result[:, :count], non_blocking=True)
         done: Any = torch.cuda.Event() if self._is_cuda else None  # type: ignore[no-untyped-call]
         if done:
             done.record()
 
-        def read() -> tuple[list[int], list[float]]:
+        def read() -> _Sampled:
             if done:
                 done.synchronize()
-            tokens, scores = host.tolist()
-            return [int(token) for token in tokens], scores
+            tokens, *scores = host.tolist()
+            return _Sampled([int(token) for token in tokens], *scores)
 
         return read
 
     @torch.no_grad()
-    def first_tokens(self, requests: Sequence[_Request], sampling: Sampling) -> tuple[list[int], list[float]]:
+    def first_tokens(self, requests: Sequence[_Request], sampling: Sampling) -> _Sampled:
         """Prefill the prompts and sample the first token of each completion; equal prompts are prefilled once."""
         groups: dict[tuple[int, ...], list[_Request]] = {}
         for r in requests:
@@ -152,9 +161,10 @@ class SlotDecoder:
         rows = torch.stack([logits[id(group[0])] for group in groups.values() for _ in group])
         order = [r for group in groups.values() for r in group]
         uniform = torch.stack([r.uniform[0] for r in order]).to(rows.device)
-        tokens, scores = chosen(rows, uniform, temperature=sampling.temperature, top_p=sampling.top_p)
-        by_id = dict(zip(map(id, order), zip(tokens.tolist(), scores.tolist(), strict=True), strict=True))
-        return [by_id[id(r)][0] for r in requests], [by_id[id(r)][1] for r in requests]
+        found = chosen(rows, uniform, temperature=sampling.temperature, top_p=sampling.top_p)
+        place = {id(r): n for n, r in enumerate(order)}
+        index = torch.tensor([place[id(r)] for r in requests], device=rows.device)
+        return _Sampled(*(x[index].tolist() for x in found))
 
     def _prefill(self, batch: Sequence[_Request]) -> Tensor:
         """Feed the uncached part of each prompt; [N, vocabulary] logits after it.
@@ -213,9 +223,9 @@ class SlotDecoder:
             logits = self._logits(tokens.clone(), positions.clone(), Rows(starts, 2, cached))
             column = num_written.clamp(max=self._uniform.shape[1] - 1)
             uniform = self._uniform[:size].gather(1, column[:, None]).squeeze(1)
-            new, scores = chosen(logits, uniform, temperature=sampling.temperature, top_p=sampling.top_p)
-            self._result[:, :size] = torch.stack([new.double(), scores.double()])
-            tokens.copy_(new)
+            found = chosen(logits, uniform, temperature=sampling.temperature, top_p=sampling.top_p)
+            self._result[:, :size] = torch.stack([x.double() for x in found])
+            tokens.copy_(found[0])
             # A finished row decodes on until the batch is rearranged: it must stay inside its slot.
             positions.copy_((positions + 1).clamp(max=self.slots.length - 1))
             num_written.add_(1)
@@ -268,7 +278,7 @@ class SlotStream:
         self._waiting: deque[tuple[int, list[int]]] = deque()
         self._batch: list[_Request] = []
         self._step: Callable[[], None] | None = None
-        self._unread: deque[Callable[[], tuple[list[int], list[float]]]] = deque()
+        self._unread: deque[Callable[[], _Sampled]] = deque()
         self._done: list[tuple[int, Completion]] = []
 
     def __len__(self) -> int:
@@ -320,8 +330,9 @@ class SlotStream:
         seeds = torch.tensor([self._next_seed(r.key, seed_of(r.prompt)) for r in new], dtype=torch.int64)
         for request, uniform in zip(new, uniforms(seeds, most), strict=True):
             request.uniform = uniform
-        for request, token, score in zip(new, *self._decoder.first_tokens(new, self._sampling), strict=True):
-            self._append(request, token, score)
+        first = self._decoder.first_tokens(new, self._sampling)
+        for request, token, logprob, entropy in zip(new, *first, strict=True):
+            self._append(request, token, logprob, entropy)
         self._batch += new
         self._rearrange()
 
@@ -334,25 +345,26 @@ class SlotStream:
     def _read(self, num_left: int = 0) -> None:
         """Append the tokens of launched steps, oldest first, until `num_left` of them are unread."""
         while len(self._unread) > num_left:
-            tokens, scores = self._unread.popleft()()
-            for request, token, score in zip(self._batch, tokens, scores, strict=True):
+            for request, token, logprob, entropy in zip(self._batch, *self._unread.popleft()(), strict=True):
                 if not request.is_done:
-                    self._append(request, token, score)
+                    self._append(request, token, logprob, entropy)
             if all(r.is_done for r in self._batch):
                 self._unread.clear()
                 self._batch, self._step = [], None
 
-    def _append(self, request: _Request, token: int, score: float) -> None:
-        if not math.isfinite(score):
+    def _append(self, request: _Request, token: int, logprob: float, entropy: float) -> None:
+        if not math.isfinite(logprob):
             raise NonFiniteLossError("the policy's logits are not finite: its weights have diverged")
         request.token_ids.append(token)
-        request.logprobs.append(score)
+        request.logprobs.append(logprob)
+        request.entropies.append(entropy)
         has_ended = token in self._decoder.end_ids or self._stops.end(request.token_ids)
         if has_ended or len(request.token_ids) == limit_of(request.prompt, self._sampling.max_new_tokens):
             request.is_done = True
             # The last token was not fed: the slot does not hold its keys and values.
             self._decoder.slots.release(request.slot, [*request.prompt, *request.token_ids[:-1]])
-            self._done.append((request.key, Completion(request.token_ids, request.logprobs, not has_ended)))
+            lists = request.token_ids, request.logprobs
+            self._done.append((request.key, Completion(*lists, not has_ended, entropies=request.entropies)))
 
     def _next_seed(self, key: int, own: int | None = None) -> int:
         turn = self._turns.get(key, 0)

@@ -47,24 +47,24 @@ class Decoder:
     def completions(
         self, prompts: Sequence[list[int]], sampling: Sampling, generator: torch.Generator
     ) -> list[Completion]:
-        """One completion per prompt, with the log-probability of every token at this temperature."""
+        """One completion per prompt, with log-probabilities and entropies at this temperature."""
         if not prompts:
             return []
         self._model.eval()
         stops = StopStrings(self._tokenizer, sampling.stop)
         prefixes, logits = self._prefilled(prompts)
         written: list[list[int]] = [[] for _ in prompts]
-        logprobs: list[list[float]] = [[] for _ in prompts]
+        scores: list[Tensor] = []
         active = torch.ones(len(prompts), dtype=torch.bool, device=logits.device)
         limits = torch.tensor([limit_of(prompt, sampling.max_new_tokens) for prompt in prompts], device=logits.device)
         cut = torch.zeros_like(active)
         for position in range(int(limits.max())):
-            tokens, scores = sampled(logits, sampling, generator)
+            tokens, *found = sampled(logits, sampling, generator)
+            scores.append(torch.stack(found))
             tokens = torch.where(active, tokens, self._pad_id)
-            ids, values = tokens.tolist(), scores.tolist()
+            ids = tokens.tolist()
             for row in active.nonzero().flatten().tolist():
                 written[row].append(ids[row])
-                logprobs[row].append(values[row])
             active = active & ~torch.isin(tokens, self._end_ids)
             for row in active.nonzero().flatten().tolist() if sampling.stop else ():
                 active[row] = not stops.end(written[row])
@@ -79,7 +79,8 @@ class Decoder:
             for row, (prompt, ids) in enumerate(zip(prompts, written, strict=True))
         }
         self._prefixes = prefixes
-        return [Completion(*parts) for parts in zip(written, logprobs, cut.tolist(), strict=True)]
+        rows = zip(written, *torch.stack(scores, -1).tolist(), cut.tolist(), strict=True)
+        return [Completion(ids, p[: len(ids)], is_cut, entropies=e[: len(ids)]) for ids, p, e, is_cut in rows]
 
     def _prefilled(self, prompts: Sequence[list[int]]) -> tuple[_Prefixes, Tensor]:
         """A cache that holds every prompt, and the logits of the next token."""
@@ -134,14 +135,8 @@ class Decoder:
         before = prefixes.filled.sum(1, keepdim=True)
         positions = (before + real.cumsum(1) - 1).clamp(min=0)
         prefixes.filled = torch.cat([prefixes.filled, real], 1)
-        out = self._model(
-            input_ids=ids,
-            attention_mask=prefixes.filled.long(),
-            position_ids=positions,
-            past_key_values=prefixes.cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        inputs = {"input_ids": ids, "attention_mask": prefixes.filled.long(), "position_ids": positions}
+        out = self._model(**inputs, past_key_values=prefixes.cache, use_cache=True, logits_to_keep=1)
         logits: Tensor = out.logits[:, -1].float()
         return logits
 
@@ -185,21 +180,24 @@ def _widened(old: Tensor, states: Tensor, used: int) -> Tensor:
 
 def sampled(
     logits: Tensor, sampling: Sampling, generator: torch.Generator, *, forbidden: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """[B] tokens and their log-probabilities under the full distribution at this temperature.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """[B] tokens, their log-probabilities under the full distribution at this temperature, and its entropies.
 
-    Neither top_p nor `forbidden` token ids change the log-probabilities: training computes those of the full
-    distribution, too.
+    Neither top_p nor `forbidden` token ids change that distribution: training computes log-probabilities of the full
+    one, too.
     """
     if not torch.isfinite(logits).all():
         raise NonFiniteLossError("the policy's logits are not finite: its weights have diverged")
     scores = (logits.float() / (sampling.temperature or 1.0)).log_softmax(-1)
-    allowed = scores if forbidden is None else scores.index_fill(-1, forbidden, -torch.inf)
+    probabilities = scores.exp()
     if sampling.temperature:
-        tokens = torch.multinomial(nucleus(allowed.exp(), sampling.top_p), 1, generator=generator)
+        allowed = probabilities if forbidden is None else probabilities.index_fill(-1, forbidden, 0.0)
+        tokens = torch.multinomial(nucleus(allowed, sampling.top_p), 1, generator=generator)
     else:
+        allowed = scores if forbidden is None else scores.index_fill(-1, forbidden, -torch.inf)
         tokens = allowed.argmax(-1, keepdim=True)
-    return tokens.squeeze(-1), scores.gather(-1, tokens).squeeze(-1)
+    logprobs = scores.gather(-1, tokens).squeeze(-1)
+    return tokens.squeeze(-1), logprobs, -scores.mul_(probabilities).sum(-1)  # in place: [B, V] may be large
 
 
 def nucleus(probabilities: Tensor, top_p: float) -> Tensor:

@@ -78,19 +78,19 @@ def _attend(
     tl.store(out + out_at, (summed / total[:, None]).to(out.dtype.element_ty), mask=(member < shared)[:, None])
 
 
-def sampled_tokens(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """[B, V] logits and [B] uniform numbers to [B] tokens and their log-probabilities, by inverse transform."""
+def sampled_tokens(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """[B, V] logits and [B] uniform numbers to [B] tokens, by inverse transform, log-probabilities and entropies."""
     rows, size = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    scores = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    scores, entropies = torch.empty(2, rows, dtype=torch.float32, device=logits.device)
     _sample[(rows,)](
-        logits, uniform, tokens, scores, 1 / temperature, size, logits.stride(0), block=4096, num_warps=8
+        logits, uniform, tokens, scores, entropies, 1 / temperature, size, logits.stride(0), block=4096, num_warps=8
     )  # fmt: skip
-    return tokens, scores
+    return tokens, scores, entropies
 
 
 @triton.jit
-def _sample(logits, uniform, tokens, scores, sharpness, size, stride, block: tl.constexpr):
+def _sample(logits, uniform, tokens, scores, entropies, sharpness, size, stride, block: tl.constexpr):
     row = tl.program_id(0)
     own = logits + row.to(tl.int64) * stride
     column = tl.arange(0, block)
@@ -100,9 +100,13 @@ def _sample(logits, uniform, tokens, scores, sharpness, size, stride, block: tl.
         highest = tl.maximum(highest, x * sharpness)
     peak = tl.max(highest, 0)
     total = 0.0
+    spread = 0.0
     for start in range(0, size, block):
         x = tl.load(own + start + column, mask=start + column < size, other=float("-inf")).to(tl.float32)
-        total += tl.sum(tl.exp(x * sharpness - peak), 0)
+        below = x * sharpness - peak
+        weight = tl.exp(below)
+        total += tl.sum(weight, 0)
+        spread += tl.sum(tl.where(weight > 0, weight * below, 0.0), 0)
     goal = tl.load(uniform + row) * total
     passed = 0.0
     token = size
@@ -120,3 +124,4 @@ def _sample(logits, uniform, tokens, scores, sharpness, size, stride, block: tl.
     x = tl.load(own + token).to(tl.float32)
     tl.store(tokens + row, token.to(tl.int64))
     tl.store(scores + row, x * sharpness - peak - tl.log(total))
+    tl.store(entropies + row, tl.log(total) - spread / total)

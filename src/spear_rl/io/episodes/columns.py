@@ -129,8 +129,8 @@ def _add_turns(columns: dict[str, list[Any]], t: Trajectory, advantages: Sequenc
         row = (
             place, turn.observation, turn.text, turn.action, turn.reward, turn.shaping, advantages[place],
             reasons[place], turn.state_key, turn.used_tool, turn.invalid, turn.completion.truncated, kept,
-            turn.prompt_ids[kept:], turn.completion.token_ids, turn.completion.logprobs, None, images_kept,
-            turn.images[images_kept:], None,
+            turn.prompt_ids[kept:], turn.completion.token_ids, turn.completion.logprobs, turn.completion.entropies,
+            images_kept, turn.images[images_kept:], None,
         )  # fmt: skip
         for name, value in zip(TURN, row, strict=True):
             columns[name].append(value)

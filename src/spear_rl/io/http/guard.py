@@ -1,4 +1,4 @@
-"""Who may ask a server on one's own machine, and the look that its pages share (page.css).
+"""Who may ask a server on one's own machine.
 
 A foreign Host is DNS rebinding: a name of another site that resolves to this machine. A foreign Origin is another
 site's script or form.
@@ -6,8 +6,6 @@ site's script or form.
 
 import ipaddress
 import re
-from functools import cache
-from importlib import resources
 
 _ADDRESS = r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::([0-9]{1,5}))?"
 _HOST = re.compile(_ADDRESS)
@@ -18,6 +16,7 @@ HEADERS = {
     # With no-referrer a browser would send `Origin: null` with our own forms, as it does from a sandboxed frame.
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
 }
 """Of every answer; a server adds its Content-Security-Policy."""
 
@@ -44,8 +43,3 @@ def is_loopback(name: str) -> bool:
 def is_own_name(name: str, bound: str) -> bool:
     """Whether a server that is bound to an address goes by this name; one that is bound to all goes by any."""
     return bound in ("0.0.0.0", "::") or name == bound.lower() or is_loopback(name)
-
-
-@cache
-def shared_style() -> str:
-    return (resources.files(__package__) / "page.css").read_text("utf-8")

@@ -11,6 +11,7 @@ from typing import Any
 
 from spear_rl.rollout.agents.messages import digests, said
 from spear_rl.rollout.agents.rendering import AgentRenderer, Tools
+from spear_rl.rollout.collect import cut
 from spear_rl.rollout.rendering.renderer import Message, without_thoughts
 from spear_rl.types import Completion, Stop, Trajectory, Turn
 
@@ -141,11 +142,9 @@ def cut_at(completion: Completion, stop: Sequence[str], decoded: Callable[[list[
             high = middle
         else:
             low = middle + 1
-    weights = completion.weights and completion.weights[:low]
     text = decoded(completion.token_ids[:low])
     end = min(place for string in stop if (place := text.find(string)) >= 0)
-    ids, logprobs = completion.token_ids[:low], completion.logprobs[:low]
-    return Completion(ids, logprobs, truncated=False, weights=weights), text[:end].strip()
+    return replace(cut(completion, low), truncated=False), text[:end].strip()
 
 
 def _thoughts(text: str) -> tuple[str, str]:

@@ -71,7 +71,7 @@ def _fill(axes: Any, panels: Panels, arms: Mapping[str, Line], looks: Mapping[st
     for label, line in arms.items():
         axes.plot(line.x, line.mean, lw=1.8, marker="o" if len(line.x) < 30 else "", ms=3, **looks[label])
         if line.low != line.high:
-            low, high = _within(panels, line)
+            low, high = interval_of(panels, line)
             axes.fill_between(line.x, low, high, color=looks[label]["color"], alpha=0.15, lw=0)
     axes.set(xlabel=panels.x, ylabel=panels.y)
     if panels.is_share:
@@ -91,7 +91,7 @@ def _fill_kinds(axes: Any, panels: Panels, arms: Mapping[str, Line], looks: Mapp
     kinds = _kinds(arms)
     for number, (label, line) in enumerate(arms.items()):
         shift = (number - (len(arms) - 1) / 2) * 0.7 / max(len(arms), 1)
-        low, high = _within(panels, line)
+        low, high = interval_of(panels, line)
         for x, mean, below, above in zip(line.x, line.mean, low, high, strict=True):
             if x in kinds:
                 y, color = kinds.index(str(x)) + shift, looks[label]["color"]
@@ -102,7 +102,7 @@ def _fill_kinds(axes: Any, panels: Panels, arms: Mapping[str, Line], looks: Mapp
     axes.xaxis.set_major_formatter("{x:.0%}")
 
 
-def _within(panels: Panels, line: Line) -> tuple[list[float], list[float]]:
+def interval_of(panels: Panels, line: Line) -> tuple[list[float], list[float]]:
     """The interval as far as it is possible: a share is none below 0 or above 1."""
     if not panels.is_share:
         return line.low, line.high

@@ -1,33 +1,21 @@
 """The report of an experiment: one content, written as Markdown and as one HTML file that refers to nothing outside."""
 
 import base64
-import html
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from spear_rl.app.compare.experiment.analysis import Block, Difference, Mean, notes_on, summaries
-from spear_rl.app.compare.experiment.curves import figures_of
-from spear_rl.app.compare.experiment.figures import draw_all
+from spear_rl.app.compare.experiment.curves import Panels, figures_of
+from spear_rl.app.compare.experiment.figures import draw_all, interval_of
 from spear_rl.app.compare.experiment.measures import COSTS, COSTS_NOTE, MEANINGS
+from spear_rl.app.compare.plots import looks_of
 from spear_rl.io.escaping import markdown, one_line, visible
 from spear_rl.io.files import write_whole, writing
-
-_STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;max-width:85rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a;background:#fff}
-table{border-collapse:collapse;margin:1rem 0;font-size:14px;font-variant-numeric:tabular-nums}
-table{display:block;overflow-x:auto}
-th,td{border-bottom:1px solid #ddd;padding:.3rem .7rem;text-align:right;white-space:nowrap}
-th:first-child,td:first-child{text-align:left}
-th{border-bottom:2px solid #888;white-space:normal}
-img{max-width:100%;height:auto}
-figure{margin:1.5rem 0}
-figcaption{color:#555}
-pre{background:#f5f5f5;padding:1rem;overflow-x:auto;white-space:pre-wrap}
-"""
+from spear_rl.io.http.look import inlined, templates
 
 
 @dataclass(frozen=True)
@@ -98,7 +86,7 @@ _DIFFERENCE_HEADER = ["difference", "measure", "points (95 %)", "shown", "per se
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A heading, paragraph, list, table, figure or code, for either format."""
+    """A heading, list, table, figure or code, for either format; `curves`: the figures that a page's script draws."""
 
     kind: str
     text: str = ""
@@ -115,8 +103,9 @@ def write_report(results: Results) -> None:
         figures = figures_of(results.blocks)
         drawn = draw_all(out / "figures", figures, results.blocks, results.primary)
     parts = _parts(results, drawn)
-    write_whole(out / "report.md", "\n\n".join(_as_markdown(part) for part in parts) + "\n")
-    write_whole(out / "report.html", _as_html(results.name, parts, out / "figures"))
+    texts = [_as_markdown(part) for part in parts if part.kind != "curves"]
+    write_whole(out / "report.md", "\n\n".join(texts) + "\n")
+    write_whole(out / "report.html", _as_html(results, parts, figures))
     content = {
         "name": results.name,
         "primary": results.primary,
@@ -152,7 +141,7 @@ def _parts(results: Results, drawn: Sequence[tuple[str, str]]) -> list[_Part]:
             parts.append(_Part("table", items=differences, header=_DIFFERENCE_HEADER))
     notes = ["Intervals are 95 % t-intervals over seeds; differences are paired by seed.", COSTS_NOTE]
     parts.append(_Part("list", items=[[text] for text in [*notes, *notes_on(results.blocks)]]))
-    parts.append(_Part("heading", "Figures"))
+    parts += [_Part("heading", "Figures"), _Part("curves")]
     parts += [_Part("figure", name, items=[[title]]) for name, title in drawn]
     if unfinished := [cell for cell in results.cells if cell["state"] != "done"]:
         rows = [[cell["cell"], cell["state"], cell.get("error", "")] for cell in unfinished]
@@ -188,30 +177,29 @@ def _as_markdown(part: _Part) -> str:
     return f"{fence}toml\n{visible(part.text).strip()}\n{fence}"
 
 
-def _as_html(name: str, parts: Sequence[_Part], figures: Path) -> str:
-    body = "\n".join(_html(part, figures) for part in parts)
-    head = f'<meta charset="utf-8"><title>{_text(name)}</title><style>{_STYLE}</style>'
-    view = '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}{view}</head>\n<body>\n{body}\n</body></html>\n'
+def _as_html(results: Results, parts: Sequence[_Part], figures: Sequence[Panels]) -> str:
+    # As images: scripts and links in an SVG do nothing there.
+    drawings = {p.text: (results.out / "figures" / f"{p.text}.svg").read_bytes() for p in parts if p.kind == "figure"}
+    images = {name: f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}" for name, svg in drawings.items()}
+    template = templates("spear_rl.app.compare", ".").get_template("experiment.html.jinja")
+    looks = looks_of(list(dict.fromkeys(arm.label for block in results.blocks for arm in block.arms)))
+    drawn = {figure.name: charts for figure in figures if (charts := _charts(figure, looks))}
+    data = {"runs": [], "charts": [chart for charts in drawn.values() for chart in charts]}
+    return template.render(
+        title=results.name, site="experiment", parts=parts, images=images, interactive=drawn, data=data, **inlined()
+    )
 
 
-def _html(part: _Part, figures: Path) -> str:
-    if part.kind == "heading":
-        return f"<h{part.level}>{_text(part.text)}</h{part.level}>"
-    if part.kind == "list":
-        return "<ul>" + "".join(f"<li>{_text(item)}</li>" for (item,) in part.items) + "</ul>"
-    if part.kind == "table":
-        head = "".join(f"<th>{_text(cell)}</th>" for cell in part.header)
-        rows = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in part.items)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-    if part.kind == "figure":
-        # As an image: scripts and links in an SVG do nothing there.
-        data = base64.b64encode((figures / f"{part.text}.svg").read_bytes()).decode("ascii")
-        caption = _text(part.items[0][0])
-        image = f'<img alt="{caption}" src="data:image/svg+xml;base64,{data}">'
-        return f"<figure>{image}<figcaption>{caption}</figcaption></figure>"
-    return f"<pre>{html.escape(visible(part.text))}</pre>"
-
-
-def _text(text: str) -> str:
-    return html.escape(one_line(text))
+def _charts(figure: Panels, looks: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """A chart per block as the page's script draws it: a line per arm with its interval; none for kinds of tasks."""
+    charts = []
+    for block, arms in figure.lines.items():
+        lines = [
+            {"label": one_line(arm), "colour": looks[arm]["color"], "steps": line.x, "series": {"": line.mean}}
+            | {"bands": {"": interval_of(figure, line)} if line.low != line.high else {}}
+            for arm, line in arms.items()
+            if not any(isinstance(x, str) for x in line.x)
+        ]
+        title = f"{figure.title}, {figure.y}" + (f": {one_line(block)}" if len(figure.lines) > 1 else "")
+        charts += [{"title": title, "names": [""], "x": figure.x, "runs": lines}] if lines else []
+    return charts

@@ -54,7 +54,7 @@ def curves_of(run: Run) -> dict[str, Any]:
         ]
     bands = _bands(series)
     found = {"steps": list(rows), "series": series, "bands": bands, "evaluations": _evaluations(run)}
-    return found | {"name": run.name, "step": run.step, "finished": run.is_finished}
+    return found | {"name": run.name, "label": one_line(run.name), "step": run.step, "finished": run.is_finished}
 
 
 def charts_of(all_curves: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

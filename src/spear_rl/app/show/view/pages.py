@@ -8,8 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any
 from urllib.parse import urlencode
 
@@ -24,8 +23,8 @@ from spear_rl.envs.shared.scenes import Scene, Seen
 from spear_rl.errors import ConfigError
 from spear_rl.io.episodes.columns import EPISODE
 from spear_rl.io.episodes.index import Filter
-from spear_rl.io.escaping import one_line, visible
-from spear_rl.io.http.guard import shared_style
+from spear_rl.io.escaping import one_line
+from spear_rl.io.http.look import templates
 
 PAGE = 50
 COLOURS = {"advantage": "advantage", "logprob": "log-probability", "entropy": "entropy", "none": "none"}
@@ -36,24 +35,14 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @cache
-def templates() -> jinja2.Environment:
-    made = jinja2.Environment(
-        loader=jinja2.PackageLoader("spear_rl.app.show.view"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters |= {"visible": visible, "line": one_line, "number": number}
-    made.globals |= {"link": link}
+def compiled() -> jinja2.Environment:
+    """All templates, before the first request."""
+    made = templates("spear_rl.app.show.view")
+    made.filters["number"] = number
+    made.globals |= {"link": link, "site": "view"}
+    for name in made.list_templates():
+        made.get_template(name)
     return made
-
-
-@cache
-def asset(name: str) -> str:
-    """A style sheet or script that the package brings along; ours begins with what all pages share."""
-    begin = shared_style() if name == "view.css" else ""
-    return begin + (resources.files("spear_rl.app.show.view") / "static" / name).read_text("utf-8")
 
 
 def number(value: Any) -> str:
@@ -61,7 +50,7 @@ def number(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.4g}" if math.isfinite(value) else str(value)
+        return f"{value if abs(value) > 1e-9 else 0.0:.4g}" if math.isfinite(value) else str(value)  # a sum's rounding
     return one_line(str(value)) if isinstance(value, int | str) else ""
 
 
@@ -76,7 +65,7 @@ def link(path: str, *given: Mapping[str, Any], **more: Any) -> str:
 
 def page(name: str, **values: Any) -> str:
     """A page by the name of its template."""
-    return templates().get_template(f"{name}.html.jinja").render(**values)
+    return compiled().get_template(f"{name}.html.jinja").render(**values)
 
 
 def runs_page(runs: Runs) -> str:
@@ -257,7 +246,8 @@ def shown_episode(
     episode = run.episodes.episode(step, number)
     if episode is None:
         return None
-    colour = colour if colour in COLOURS else "advantage"
+    has_entropy = any(turn["entropies"] for turn in episode["turns"])
+    colour = colour if colour in COLOURS and (has_entropy or colour != "entropy") else "advantage"
     pieces = run.episodes.pieces()
     *scenes, end = scenes_of(run, episode)
     scale = run.episodes.largest("advantage") or 1.0
@@ -275,9 +265,8 @@ def shown_episode(
         "stored": run.stored(step, number),
         "draws": run.drawn(step, number),
         "colour": colour,
-        "colours": COLOURS,
+        "colours": {name: title for name, title in COLOURS.items() if has_entropy or name != "entropy"},
         "scale": scale,
-        "has_entropy": any(turn["entropies"] for turn in episode["turns"]),
         "measures": _measures(episode["measures"]),
         "most": None if full else MAX_TEXT,
     }
@@ -305,10 +294,10 @@ def tokens_of(turn: Mapping[str, Any], pieces: Mapping[int, str], colour: str, s
     ids = turn["token_ids"] or []
     if not pieces or not ids:
         return []
-    logprobs, entropies = turn["logprobs"] or [None] * len(ids), turn["entropies"] or [None] * len(ids)
     found = []
-    for place, token in enumerate(ids):
-        values = {"advantage": turn["turn_advantage"], "logprob": logprobs[place], "entropy": entropies[place]}
+    # A file that another writer made may have fewer numbers than tokens.
+    for token, logprob, entropy in islice(zip_longest(ids, turn["logprobs"] or [], turn["entropies"] or []), len(ids)):
+        values = {"advantage": turn["turn_advantage"], "logprob": logprob, "entropy": entropy}
         says = ", ".join(f"{COLOURS[name]} {value:.3g}" for name, value in values.items() if value is not None)
         kind = _shade(colour, values.get(colour), scale)
         found.append({"text": pieces.get(token, f"<{token}>"), "kind": kind, "says": f"token {token}: {says}"})
@@ -316,14 +305,17 @@ def tokens_of(turn: Mapping[str, Any], pieces: Mapping[int, str], colour: str, s
 
 
 def _shade(colour: str, value: float | None, scale: float) -> str:
-    """The class of a colour: -5 to 5 for advantages up to `scale`, 0 to 9 for surprise and entropy of 0 to 4 nats."""
+    """The class of a colour: -5 to 5 for advantages up to `scale`, 0 to 9 for surprise and entropy of 0 to 4 nats.
+
+    The latter by their square root: a trained policy is sure of most tokens, and differs below 1 nat.
+    """
     if value is None or not math.isfinite(value):
         return ""
     if colour == "advantage":
         strength = min(math.ceil(5 * abs(value) / scale), 5)
         return f"{'up' if value > 0 else 'down'}{strength}" if strength else ""
     nats = -value if colour == "logprob" else value
-    return f"heat{min(max(int(nats * 2.5), 0), 9)}"
+    return f"heat{min(int(5 * math.sqrt(max(nats, 0.0))), 9)}"
 
 
 def _picture(image: bytes) -> str:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
-from spear_rl.app.show.view.pages import Query, asset, curves_data, found_episodes, page, shown_episode
+from spear_rl.app.show.view.pages import Query, curves_data, found_episodes, page, shown_episode
 from spear_rl.app.show.view.runs import Run, Runs
 from spear_rl.errors import UserError
 from spear_rl.io.files import write_whole
+from spear_rl.io.http.look import inlined
 
 MAX_RUNS = 24
 """Of an experiment: more are no longer told apart in one chart."""
@@ -51,20 +48,14 @@ def write_runs_of(arms: Mapping[str, Sequence[Path]], out: Path) -> Path | None:
 
 
 def report_html(runs: Sequence[Run], query: Query) -> str:
-    # The texts of a style sheet and a script are ours, so they may stand in the page as they are.
-    style = asset("uPlot.min.css") + asset("view.css")
-    scripts = [asset("uPlot.min.js"), asset("view.js")]
-    policy = "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; "
-    policy += f"style-src {_hash(style)}; script-src {' '.join(map(_hash, scripts))}"
     return page(
         "report",
+        site="report",
         title=", ".join(run.name for run in runs),
         runs=runs,
         parts=[_part(run, query) for run in runs],
         data=curves_data(runs),
-        policy=policy,
-        style=Markup(style),
-        scripts=[Markup(script) for script in scripts],
+        **inlined(),
     )
 
 
@@ -81,7 +72,3 @@ def _run(folder: Path) -> Run:
     if not runs.is_single:
         raise UserError(f"{folder} is no run folder: it has neither config.toml nor metrics.jsonl")
     return runs.get(runs.root.name, episodes=True)
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,7 +1,7 @@
 "use strict";
 // Draws the curves in #curves, and keeps a page up to date while a run writes. Works without: tables and episodes are HTML.
 (() => {
-  const COLOURS = ["#0b7a70", "#c2571a", "#5b5fc7", "#b0307a", "#7a8b00", "#8a5a2b", "#1479c9", "#777777"];
+  const COLOURS = ["#1d85c4", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#777777"];  // told apart by the colour-blind too
   const holder = document.getElementById("charts");
   const source = document.getElementById("curves");
   const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -13,9 +13,9 @@
     runs.forEach((run, place) => {
       chart.names.forEach((name, nth) => {
         for (const part of [run, run.evaluations]) {
-          if (!part.series[name]) continue;
-          const label = runs.length > 1 ? `${run.name}: ${name}` : name;
-          const colour = COLOURS[(runs.length > 1 ? place : nth) % COLOURS.length];
+          if (!part || !part.series[name]) continue;
+          const label = runs.length > 1 || !name ? [run.label, name].filter(Boolean).join(": ") : name;
+          const colour = run.colour || COLOURS[(runs.length > 1 ? place : nth) % COLOURS.length];
           const dash = runs.length > 1 && nth ? [4 * nth, 4] : [];
           lines.push({ label, colour, dash, steps: part.steps, values: part.series[name], band: part.bands[name], dots: part !== run });
         }
@@ -26,7 +26,7 @@
       const at = new Map(line.steps.map((step, n) => [step, values[n]]));
       return steps.map((step) => (at.has(step) ? at.get(step) : undefined));
     };
-    const data = [steps], series = [{ label: "step" }], bands = [];
+    const data = [steps], series = [{ label: chart.x || "step" }], bands = [];
     for (const line of lines) {
       data.push(placed(line, line.values));
       series.push({ label: line.label, stroke: line.colour, dash: line.dash, width: 1.5, spanGaps: true,
@@ -53,7 +53,7 @@
       caption.textContent = chart.title;
       figure.append(caption);
       holder.append(figure);
-      const { data, series, bands } = tableOf(chart, found.runs);
+      const { data, series, bands } = tableOf(chart, chart.runs || found.runs);
       const last = series.slice(1).filter((one) => !one.label.includes("95 %")).map((one) => {
         const values = data[series.indexOf(one)].filter((value) => value != null);
         return `${one.label} ${values.length ? Number(values[values.length - 1].toPrecision(4)) : "none"}`;
@@ -63,7 +63,7 @@
       const axis = { stroke: style("--soft"), grid: { stroke: style("--line"), width: 1 }, ticks: { stroke: style("--line") } };
       plots.push(new uPlot({
         width: Math.max(figure.clientWidth - 26, 200), height: 210, series, bands,
-        axes: [axis, { ...axis, size: 56 }], scales: { x: { time: false } }, cursor: { sync: { key: "step" } },
+        axes: [axis, { ...axis, size: 56 }], scales: { x: { time: false } }, cursor: { sync: { key: chart.x || "step" } },
       }, data, figure));
     }
   }
@@ -76,11 +76,10 @@
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw(window.spearCurves || found));
   }
 
-  if (!location.protocol.startsWith("http") || document.documentElement.dataset.report) return;
   const names = new URLSearchParams(location.search).getAll("run");
   const live = document.querySelector("[data-live]");
   const news = document.getElementById("news");
-  if (!(holder || live)) return;
+  if (!news || !(holder || live)) return;  // a report has no news
   let known = null;
   async function look() {
     try {
@@ -96,7 +95,7 @@
               if (place.dataset.step === run.name) place.textContent = run.step;
             }
           }
-          news.textContent = found.runs.map((run) => `${run.name} is at step ${run.step}`).join(", ");
+          news.textContent = found.runs.map((run) => `${run.label} is at step ${run.step}`).join(", ");
         } else if (!live.contains(document.activeElement)) {
           const page = new DOMParser().parseFromString(await (await fetch(location.href)).text(), "text/html");
           const fresh = page.querySelector("[data-live]");
