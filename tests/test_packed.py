@@ -66,7 +66,8 @@ def test_packed_rows_train_as_padded_ones_do_however_they_are_cut(make, seed):
         metrics, mine = gradients(make(packed=True, **options), batch)
         assert metrics == pytest.approx(expected, rel=2e-4, abs=1e-6)
         for a, b in zip(mine, theirs, strict=True):
-            torch.testing.assert_close(a, b, rtol=2e-3, atol=1e-5)
+            # Sums in another order: an entry near 0 differs by the rounding of the large ones.
+            torch.testing.assert_close(a, b, rtol=2e-3, atol=1e-5 + 1e-4 * float(b.abs().max()))
 
 
 def test_checkpointed_layers_give_the_same_gradients(make):
