@@ -289,7 +289,7 @@ def shuffled(batch: Batch, rng: random.Random) -> list[int]:
     owners = batch.episodes.tolist() if isinstance(batch, EpisodeBatch) else range(len(batch))
     episodes = list(dict.fromkeys(owners))
     place = {episode: number for number, episode in enumerate(rng.sample(episodes, len(episodes)))}
-    return sorted(range(len(batch)), key=lambda row: place[owners[row]])
+    return sorted(rng.sample(range(len(batch)), len(batch)), key=lambda row: place[owners[row]])
 
 
 def weighed(term: Term, count: int) -> Term:
