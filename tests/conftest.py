@@ -10,7 +10,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -160,3 +162,16 @@ def random_batch(rng: random.Random, *, rows: int, vocabulary: int, widest: int 
         old[row, :length] = torch.tensor([rng.uniform(-6, -4) for _ in range(length)])
         advantages[row, :length] = rng.gauss(0, 2)
     return Batch(ids, attention, mask, old, advantages)
+
+
+def install_vllm(monkeypatch: pytest.MonkeyPatch, llm: object, *, is_cpu: bool) -> None:
+    """Put a stand-in for the package vllm in its place, with `llm` as its LLM."""
+    for name, contents in {
+        "vllm": {"LLM": llm, "SamplingParams": lambda **given: SimpleNamespace(**given)},
+        "vllm.platforms": {"current_platform": SimpleNamespace(is_cpu=lambda: is_cpu)},
+        "vllm.distributed": {"cleanup_dist_env_and_memory": lambda: None},
+    }.items():
+        module = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)
+        module.__dict__.update(contents)
+        monkeypatch.setitem(sys.modules, name, module)

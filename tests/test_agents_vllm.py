@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+
+from conftest import install_vllm
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -72,15 +73,7 @@ class StandIn:
 @pytest.fixture
 def vllm(monkeypatch):
     StandIn.made.clear()
-    for name, contents in {
-        "vllm": {"LLM": StandIn, "SamplingParams": lambda **given: SimpleNamespace(**given)},
-        "vllm.platforms": {"current_platform": SimpleNamespace(is_cpu=lambda: True)},
-        "vllm.distributed": {"cleanup_dist_env_and_memory": lambda: None},
-    }.items():
-        module = ModuleType(name)
-        module.__spec__ = ModuleSpec(name, None)
-        module.__dict__.update(contents)
-        monkeypatch.setitem(sys.modules, name, module)
+    install_vllm(monkeypatch, StandIn, is_cpu=True)
     return StandIn.made
 
 

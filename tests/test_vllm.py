@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import os
 import random
-import sys
-from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from conftest import install_vllm
 from spear_rl.engines.vllm import VLLMGenerator
 from spear_rl.errors import ConfigError, MissingExtraError
 from spear_rl.rollout.generator import Sampling
@@ -84,16 +83,7 @@ class Saved:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeLLM]:
     llm = type("LLM", (FakeLLM,), {})
-    platforms = SimpleNamespace(is_cpu=lambda: False)
-    for name, contents in {
-        "vllm": {"LLM": llm, "SamplingParams": lambda **given: SimpleNamespace(**given)},
-        "vllm.platforms": {"current_platform": platforms},
-        "vllm.distributed": {"cleanup_dist_env_and_memory": lambda: None},
-    }.items():
-        module = ModuleType(name)
-        module.__spec__ = ModuleSpec(name, None)
-        module.__dict__.update(contents)
-        monkeypatch.setitem(sys.modules, name, module)
+    install_vllm(monkeypatch, llm, is_cpu=False)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     return llm
 

@@ -72,7 +72,7 @@ def source_and_settings(settings: list[str] | None) -> tuple[str | None, list[st
 
 
 def require_packages(*names: str, extra: str) -> None:
-    """MissingExtraError if one of them is not installed."""
+    """Raise MissingExtraError, which names the extra, if one of the packages is not installed."""
     if missing := [name for name in names if find_spec(name) is None]:
         raise MissingExtraError(f"{missing[0]} is not installed: pip install 'spear-rl[{extra}]'")
 

@@ -37,7 +37,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeBatch(Batch):
-    """Rows of episodes, several where an episode does not fit into one."""
+    """Rows of episodes: one per episode, or one per turn where prompts do not grow."""
 
     episodes: Tensor
     """[B], the number of the episode that a row is of."""

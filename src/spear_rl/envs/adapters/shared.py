@@ -117,7 +117,7 @@ def _random_episode(
 
 
 def missing_word_list(error: BaseException) -> str:
-    """Which data of nltk a word game lacks and how to get it; empty if that is not what the error says."""
+    """The nltk data that an error says is missing, with the command that fetches it; empty for any other error."""
     found = _NLTK_DATA.search(str(error))
     return f"nltk's data {found[1]!r}: python -m nltk.downloader {found[1]}" if found else ""
 

@@ -96,7 +96,7 @@ def _loaded(id: str, settings: str, num_tasks: int) -> tuple[list[Any], Any]:
             found = list(islice(iter(taskset), num_tasks))
     except ModuleNotFoundError as error:
         raise ConfigError(f"task.env: verifiers has no taskset {id!r}: {one_line(error)}") from error
-    except Exception as error:
+    except Exception as error:  # settings that its config refuses, data that it cannot load
         raise _refusal(id, error) from error
     for task in found[:1]:
         if type(task).NEEDS_CONTAINER or type(task).setup is not vf.Task.setup or task.data.image:

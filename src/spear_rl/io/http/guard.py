@@ -1,4 +1,4 @@
-"""Who may ask a server on one's own machine.
+"""Which requests a server on the user's own machine answers.
 
 A foreign Host is DNS rebinding: a name of another site that resolves to this machine. A foreign Origin is another
 site's script or form.

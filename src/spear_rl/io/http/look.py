@@ -43,7 +43,7 @@ def templates(package: str, folder: str = "templates") -> jinja2.Environment:
 
 def inlined() -> dict[str, Any]:
     """What file.html.jinja needs: style, scripts, and the policy that lets nothing else run or load."""
-    # These texts are ours, so they may stand in the page as they are.
+    # Files of this package: safe to insert without escaping.
     style, scripts = asset("uPlot.min.css") + view_style(), [asset("uPlot.min.js"), asset("view.js")]
     policy = "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; "
     policy += f"style-src {_hash(style)}; script-src {' '.join(map(_hash, scripts))}"

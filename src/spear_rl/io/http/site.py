@@ -1,4 +1,4 @@
-"""A site on one's own machine: Starlette's pages behind a guard, served by uvicorn within bounds. Knows no page.
+"""A local web server: Starlette routes behind a guard, served by uvicorn with limits on size and time.
 
 Needs the extra `view`. A request that is refused is answered in one line; one that is slow is ended.
 """
@@ -36,6 +36,8 @@ SECONDS = 10.0
 LINGER = 1.0
 """Seconds in which a client that is still sending can read why it was refused."""
 _LENGTH = re.compile(r"[0-9]{1,9}")
+_NO_SITE = ("null", "file://")
+"""Origins of a sandboxed frame and of a file on disk: well-formed, and never ours."""
 
 
 def said(status: int, sentence: str) -> Response:
@@ -44,7 +46,7 @@ def said(status: int, sentence: str) -> Response:
 
 
 def site(name: str, routes: Sequence[BaseRoute], *, policy: str, host: str, token: str = "") -> ASGIApp:
-    """The pages of `spear NAME` as an ASGI application, for those who may ask.
+    """The pages of `spear NAME` as an ASGI application that refuses requests of other sites.
 
     Args:
         policy: the Content-Security-Policy of its pages.
@@ -103,7 +105,7 @@ class Guard:
         hosts, origins = request.headers.getlist("host"), request.headers.getlist("origin")
         if len(hosts) != 1 or name_in(hosts[0]) is None:
             return said(400, "The Host header is missing or malformed.")
-        if len(origins) > 1 or any(origin != "null" and address_in(origin) is None for origin in origins):
+        if len(origins) > 1 or any(origin not in _NO_SITE and address_in(origin) is None for origin in origins):
             return said(400, "The Origin header is malformed.")
         return None
 
@@ -140,7 +142,7 @@ async def _discard_body(receive: Receive) -> None:
 
 
 class _BoundedProtocol(H11Protocol):  # type: ignore[misc]
-    """uvicorn's, with an end to slow requests and to answers that nobody reads, and with other words for nonsense."""
+    """uvicorn's, with time-outs for slow requests and unread answers, and a one-line 400 for what cannot be parsed."""
 
     _timer: asyncio.TimerHandle | None = None
     _unsent = 0

@@ -1,4 +1,4 @@
-"""The shop's site: pages and forms. Pages run no script and load nothing but their style sheet.
+"""The server of `spear shop`: pages and forms. Pages run no script and load only their style sheet.
 
 The template escapes every expression: scraped catalogues hold arbitrary text.
 """
@@ -80,7 +80,7 @@ def _act(visit: Visit, path: str, body: bytes) -> None:
 
 
 def document(visit: Visit) -> str:
-    """The page that a visit is on."""
+    """The HTML of the page that a visitor sees now."""
     template = _template()
     return template.render(visit=visit, page=visit.session.page, sub_pages=SUB_PAGES, no_limit=NO_LIMIT, site="shop")
 
