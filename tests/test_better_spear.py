@@ -168,6 +168,8 @@ def weight_by_hand(
         return 0.0 if p >= 0.9 else p * (1 - p)
     if word == "hard":
         return 1 - (0.5 if item.group_success is None else item.group_success)
+    if word == "rare":
+        return min(20.0, 1 / (0.5 if item.group_success is None else item.group_success or 0.01))
     if word == "confident":
         lower, equal = sum(x < item.surprisal for x in surprisals), surprisals.count(item.surprisal)
         return fmean((len(stored) - rank) / len(stored) for rank in range(lower, lower + equal))
@@ -185,7 +187,7 @@ def test_weights_are_the_product_of_what_each_word_says(seed, words, count):
         outcomes.append(Outcome(rng.randint(3, 8), task, task[0], episodes, rng.randint(0, episodes), 0.0))
     outcomes.sort(key=lambda o: o.step)
     items = [
-        (task := rng.choice(names), rng.choice([None, 0.0, 0.25, 0.5, 1.0]), rng.choice([0.1, 0.7, 2.0]))
+        (task := rng.choice(names), rng.choice([None, 0.0, 0.125, 0.25, 0.5, 1.0]), rng.choice([0.1, 0.7, 2.0]))
         for _ in range(count)
     ]
     stored = [
@@ -259,6 +261,21 @@ def test_medium_draws_the_task_between_and_fresh_the_newest():
         algorithm = spear(dr_grpo(), bonus=None, imitation=1.0, fraction=0.25, gate="old", max_age=30, priority=words)
         ages[words] = lived(algorithm, [played] * 30)[2][-1]["replay/age"]
     assert ages["fresh",] < 6 < ages[()]
+
+
+def test_rare_draws_every_won_task_alike_however_many_of_its_episodes_won():
+    won, lost = Trajectory([turn(1.0)], Stop.DONE, success=True), Trajectory([turn(0.0)], Stop.DONE)
+    played = [Group(name, [won] * n + [lost] * (8 - n)) for name, n in {"often": 6, "once": 1}.items()]
+    shares = {}
+    for words in ((), ("rare",)):
+        algorithm = spear(dr_grpo(), bonus=None, imitation=1.0, fraction=0.25, gate="old", priority=words)
+        lived(algorithm, [played])
+        rng = random.Random(3)
+        tasks = [s.item.task for _ in range(2000) for s, _ in algorithm.imitation.draw(1, rng, num_played=4).drawn]
+        assert len(tasks) == 2000
+        shares[words] = tasks.count("once") / 2000
+    assert abs(shares[()] - 1 / 7) < 0.04
+    assert abs(shares["rare",] - 1 / 2) < 0.05
 
 
 @quick
@@ -404,7 +421,7 @@ def test_only_the_replay_loss_has_the_bound():
 # -- settings -----------------------------------------------------------------------------------------------------
 
 ON = [
-    "algorithm.imitation.baseline=siblings", 'algorithm.imitation.priority=["medium", "hard", "confident", "fresh"]',
+    "algorithm.imitation.baseline=siblings", 'algorithm.imitation.priority=["medium", "hard", "rare", "confident", "fresh"]',
     "algorithm.imitation.per_family=true", "algorithm.bonus.mode=success", "algorithm.bonus.target=0.9",
     "algorithm.imitation.schedule=entropy", "algorithm.imitation.entropy_share=1", "algorithm.entropy_floor=1",
     "algorithm.imitation.max_second_moment=1.5",
@@ -415,7 +432,7 @@ def test_every_switch_is_off_by_default_and_reaches_the_algorithm():
     off, on = algorithm_of(load(None)), algorithm_of(load(None, ON))
     assert (off.imitation.baseline, off.imitation.priority, off.entropy_floor) == ("percentile", (), 0.0)
     assert off.imitation.loss.max_second_moment == 0
-    assert (on.imitation.baseline, on.imitation.priority) == ("siblings", ("medium", "hard", "confident", "fresh"))
+    assert (on.imitation.baseline, on.imitation.priority) == ("siblings", ("medium", "hard", "rare", "confident", "fresh"))
     assert (on.bonus.weight, on.imitation.weight) == (BySuccess(1.0, 0.0, 0.9), ByEntropy(1.0, 1.0))
     assert on.bonus.weight.running is on.imitation.weight.running is on.running
     assert (on.entropy_floor, on.imitation.loss.max_second_moment) == (1.0, 1.5)

@@ -116,7 +116,7 @@ def require_options(options: Any) -> None:
         raise ConfigError(
             "spear: imitation must be a number or a schedule of steps; TRL tells neither success nor entropy"
         )
-    if {"medium", "hard"} & {*(options.get("priority") or ())}:
+    if {"medium", "hard", "rare"} & {*(options.get("priority") or ())}:
         raise ConfigError("spear: priority must be confident or fresh; TRL does not tell which episodes succeeded")
     if getattr(options.get("covariance"), "joint_means", False):
         raise ConfigError("spear: covariance must have joint_means=False; TRL's rows are not known to replay's loss")

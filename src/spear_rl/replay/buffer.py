@@ -261,7 +261,7 @@ class Outcomes:
         self.groups = deque(Outcome(*group) for group in state["groups"])
 
 
-PRIORITIES = ("medium", "hard", "confident", "fresh")
+PRIORITIES = ("medium", "hard", "rare", "confident", "fresh")
 SATURATED = 0.9
 """From this success rate on, `medium` never draws an episode of the task."""
 HALF_LIFE = 2
@@ -275,6 +275,7 @@ def priorities(
 
     medium: p (1 - p) with p today's success rate of its task, 0 where p >= 0.9
     hard: 1 - the success rate of its group when it was played, 1/2 if that is unknown
+    rare: 1 over that rate, at most 20: each group is drawn as often as any other, however many of its episodes won
     confident: from 1, of the lowest surprisal, evenly down to 1/n; equal ones have the mean of their places
     fresh: half per 2 steps of age
     """
@@ -285,6 +286,8 @@ def priorities(
             own = [p * (1 - p) if p < SATURATED else 0.0 for p in outcomes.success_rates(items)]
         elif word == "hard":
             own = [0.5 if item.group_success is None else 1 - item.group_success for item in items]
+        elif word == "rare":
+            own = [2.0 if item.group_success is None else 1 / max(item.group_success, 0.05) for item in items]
         elif word == "confident":
             ordered = sorted(item.surprisal for item in items)
             ends = [(bisect_left(ordered, item.surprisal), bisect_right(ordered, item.surprisal)) for item in items]

@@ -73,12 +73,13 @@ class ImitationConfig:
     """Of the window: the baseline b."""
     per_family: bool = False
     """A baseline for each kind of task instead of one for all."""
-    priority: Annotated[list[Annotated[str, OneOf(PRIORITIES, "priority")]], Length(0, 4, "words")] = field(
+    priority: Annotated[list[Annotated[str, OneOf(PRIORITIES, "priority")]], Length(0, 5, "words")] = field(
         default_factory=list
     )
     """What every_step draws first, e.g. ["medium", "fresh"]: weights, multiplied; none is uniform (the paper).
     medium: p (1 - p), p the task's success rate today, else its family's; never from 0.9 on
     hard: 1 - its group's success rate when played
+    rare: 1 over that rate, so that each task is drawn alike, however often it was won
     confident: by the rank of its tokens' mean log-probability when played
     fresh: half per 2 steps of age"""
     draw: Literal["every_step", "when_full"] = "every_step"
