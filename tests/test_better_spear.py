@@ -432,7 +432,10 @@ def test_every_switch_is_off_by_default_and_reaches_the_algorithm():
     off, on = algorithm_of(load(None)), algorithm_of(load(None, ON))
     assert (off.imitation.baseline, off.imitation.priority, off.entropy_floor) == ("percentile", (), 0.0)
     assert off.imitation.loss.max_second_moment == 0
-    assert (on.imitation.baseline, on.imitation.priority) == ("siblings", ("medium", "hard", "rare", "confident", "fresh"))
+    assert (on.imitation.baseline, on.imitation.priority) == (
+        "siblings",
+        ("medium", "hard", "rare", "confident", "fresh"),
+    )
     assert (on.bonus.weight, on.imitation.weight) == (BySuccess(1.0, 0.0, 0.9), ByEntropy(1.0, 1.0))
     assert on.bonus.weight.running is on.imitation.weight.running is on.running
     assert (on.entropy_floor, on.imitation.loss.max_second_moment) == (1.0, 1.5)

@@ -13,7 +13,6 @@ import importlib.util
 import inspect
 import re
 import shutil
-import statistics
 import subprocess
 import sys
 import tomllib
@@ -294,20 +293,40 @@ def test_the_differences_in_the_result_tables_are_those_of_the_detailed_tables()
         assert f"| {means[0]:.3f} | {means[1]:.3f} |" in page, comparison.label
 
 
-def test_the_differences_in_the_readme_are_the_means_of_the_detailed_table():
-    details = (ROOT / "docs" / "results_details.md").read_text("utf-8").split("\n## Four bases on five small tasks")[1]
-    of_task = re.findall(r"^\| `(\w+)` \| (.*;.*) \|$", details.split("\n## ")[0], re.MULTILINE)
-    readme = re.findall(
-        r"^\| `.*\| [\d.]+ \| (.*) \((.*)\) \| (.*) \((.*)\) \|$", (ROOT / "README.md").read_text("utf-8"), re.M
-    )
-    assert len(of_task) == len(readme) == 5
-    for (_, cells), shown in zip(of_task, readme, strict=True):
-        for place in (0, 1):  # the paper's SPEAR, ours
-            pairs = [float(n) for cell in cells.split(" | ") for n in re.findall(r"[+-][\d.]+", cell.split(";")[place])]
-            assert len(pairs) == 8
-            mean, error = (float(re.findall(r"[+-]?\d+\.\d", shown[2 * place + k])[0]) for k in (0, 1))
-            assert mean == pytest.approx(statistics.fmean(pairs), abs=0.11)
-            assert error == pytest.approx(statistics.stdev(pairs) / 8**0.5, abs=0.11)
+def test_the_differences_of_the_small_tasks_are_those_of_the_kept_results():
+    tool = module_at(ROOT / "docs" / "tools" / "experiment_tables.py")
+    cells = tool.Cells(ROOT / "experiments" / "results" / "cpu_tasks.csv")
+    assert (len(cells.tasks), len(cells.bases)) == (5, 4)
+    details = (ROOT / "docs" / "results_details.md").read_text("utf-8")
+    rows = [line for line in tool.tables(cells, ["ours"]) if line.startswith("| `")]
+    assert len(rows) == 10
+    assert [row for row in rows if row not in details] == []
+    readme = re.findall(r"^\| `.*\| ([\d.]+) \| (.*) \|$", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
+    shown = [(f"{cells.base_mean(task):.3f}", tool.interval(cells.by_seed(task, "ours"))) for task in cells.tasks]
+    assert readme == shown
+
+
+def test_a_table_of_differences_is_what_pencil_and_paper_give(tmp_path):
+    tool = module_at(ROOT / "docs" / "tools" / "experiment_tables.py")
+    values = {
+        ("a", 1): (0.2, 0.3),
+        ("a", 2): (0.4, 0.6),
+        ("a", 3): (0.3, 0.6),
+        ("b", 1): (0.5, 0.7),
+        ("b", 2): (0.5, 0.5),
+    }
+    lines = [",".join(tool.COLUMNS)]
+    for (base, seed), pair in values.items():
+        lines += [f"t,{base},{arm},{seed},{x},{x}" for arm, x in zip(("base", "ours"), pair, strict=True)]
+    (tmp_path / "kept.csv").write_text("\n".join(lines) + "\n", "utf-8")
+    cells = tool.Cells(tmp_path / "kept.csv")
+    assert cells.differences("t", "a", "ours") == pytest.approx({1: 10, 2: 20, 3: 30})
+    assert cells.by_seed("t", "ours") == pytest.approx([15, 10])  # seed 3 has no b
+    # t(0.975, 2 degrees) = 4.303, standard error 10 / sqrt(3)
+    assert tool.interval([10, 20, 30]) == "+20.0 (-4.8 to +44.8)"
+    assert tool.interval([19, 20, 21]) == "**+20.0 (+17.5 to +22.5)**"
+    assert tool.interval([1, 2]) == "-"
+    assert cells.base_mean("t") == pytest.approx(0.38)
 
 
 def test_the_figures_can_be_drawn_from_the_tables_and_are_small(tmp_path):
