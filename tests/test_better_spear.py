@@ -421,7 +421,8 @@ def test_only_the_replay_loss_has_the_bound():
 # -- settings -----------------------------------------------------------------------------------------------------
 
 ON = [
-    "algorithm.imitation.baseline=siblings", 'algorithm.imitation.priority=["medium", "hard", "rare", "confident", "fresh"]',
+    'algorithm.imitation.priority=["medium", "hard", "rare", "confident", "fresh"]',
+    "algorithm.imitation.baseline=siblings",
     "algorithm.imitation.per_family=true", "algorithm.bonus.mode=success", "algorithm.bonus.target=0.9",
     "algorithm.imitation.schedule=entropy", "algorithm.imitation.entropy_share=1", "algorithm.entropy_floor=1",
     "algorithm.imitation.max_second_moment=1.5",

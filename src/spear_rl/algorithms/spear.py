@@ -63,7 +63,7 @@ def spear(
         admit_by_score: store what beats its siblings by the base's own advantages, with bonus, format terms and
             the step part of GiGPO and the like in them, instead of by the task's reward alone.
         divide_by_std: divide A' by a typical std of recent groups; None does as the base's advantages do.
-        priority: medium, hard, rare, confident, fresh: the product of these weighs the episodes of a draw; none is uniform.
+        priority: words of `replay.buffer.PRIORITIES`, whose product weighs the episodes of a draw; none is uniform.
         baseline, reweight: what A' is, see `SelfImitation`.
         keep_step_part: replay the step advantage of GiGPO and the like too, not the episode part only.
         options: any other field of `SelfImitation`: fraction, gate, percentile, require_tool, ...
