@@ -13,33 +13,38 @@ import argparse
 import multiprocessing
 import resource
 import statistics
+import sys
 import tempfile
-import time
+from pathlib import Path
 
-BASE = ["algorithm.bonus.mode=none", "algorithm.imitation.enabled=false"]
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.recording_overhead import counted
+
+from spear_rl.app import config, train
+from spear_rl.replay.buffer import PRIORITIES
+from spear_rl.train import loop
+
 PAPER = ["algorithm.imitation.profile=paper", "algorithm.imitation.warm_steps=1", "algorithm.imitation.fraction=0.25"]
-IMITATION = {
-    "fraction=1": ["fraction=1"],
-    "baseline=siblings": ["baseline=siblings"],
-    "per_family=true": ["per_family=true"],
-    **{f"priority={word}": [f'priority=["{word}"]'] for word in ("medium", "hard", "rare", "confident", "fresh")},
-    **{f"schedule={word}": [f"schedule={word}"] for word in ("success", "fading", "entropy")},
-    "max_second_moment=1.5": ["max_second_moment=1.5"],
-    "keep_step_part=true": ["keep_step_part=true"],
-}
-OTHERS = {
-    "bonus.mode=success": ["algorithm.bonus.mode=success"],
-    "entropy_floor=0.3": ["algorithm.entropy_floor=0.3"],
-    "covariance.on_policy=clip": ["algorithm.covariance.on_policy=clip"],
-    "rollout.return_share=0.5": ["rollout.return_share=0.5"],
-    "rollout.return_share=0.5, join_lost=true": ["rollout.return_share=0.5", "algorithm.imitation.join_lost=true"],
-    "rollout.restart_share=0.25": ["rollout.restart_share=0.25"],
-}
+SWITCHES = [
+    "algorithm.imitation.fraction=1",
+    "algorithm.imitation.baseline=siblings",
+    "algorithm.imitation.per_family=true",
+    *(f'algorithm.imitation.priority=["{word}"]' for word in PRIORITIES),
+    *(f"algorithm.imitation.schedule={word}" for word in ("success", "fading", "entropy")),
+    "algorithm.imitation.max_second_moment=1.5",
+    "algorithm.imitation.keep_step_part=true",
+    "algorithm.bonus.mode=success",
+    "algorithm.entropy_floor=0.3",
+    "algorithm.covariance.on_policy=clip",
+    "rollout.return_share=0.5",
+    "rollout.return_share=0.5 algorithm.imitation.join_lost=true",
+    "rollout.restart_share=0.25",
+]
 RUNS = {
-    "no SPEAR": BASE,
+    "no SPEAR": ["algorithm.bonus.mode=none", "algorithm.imitation.enabled=false"],
     "SPEAR as in the paper": PAPER,
-    **{name: [*PAPER, *(f"algorithm.imitation.{own}" for own in added)] for name, added in IMITATION.items()},
-    **{name: [*PAPER, *added] for name, added in OTHERS.items()},
+    **{f"`{switch}`": [*PAPER, *switch.split()] for switch in SWITCHES},
 }
 
 
@@ -72,25 +77,13 @@ def main() -> None:
 
 def cold_start(folder: str, settings: list[str]) -> None:
     """The policy that all runs start from."""
-    from spear_rl.app import config, train
-
     train.sft_from(config.load("quickstart", [*settings, f"run.dir={folder}/cold", "eval.tasks=0"]))
 
 
 def measure(settings: list[str]) -> tuple[float, float]:
     """CPU seconds of a step, and the peak memory of the process in MB."""
-    from spear_rl.app import config, train
-    from spear_rl.train import loop
-
-    times, step = list[float](), loop.train_step
-
-    def timed(*arguments: object, **options: object) -> object:
-        start = time.process_time()
-        result = step(*arguments, **options)
-        times.append(time.process_time() - start)
-        return result
-
-    loop.train_step = timed
+    times = list[float]()
+    loop.train_step = counted(loop.train_step, times)
     train.train_from(config.load("quickstart", settings))
     return statistics.fmean(times[2:]), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 

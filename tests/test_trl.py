@@ -590,6 +590,7 @@ def test_every_row_is_trained_once_and_ranks_have_as_many_rows(parts, ranks):
         ({"spear": {"update": "separate"}}, "joint"),
         ({"spear": {"covariance": CovarianceClip(joint_means=True)}}, "joint_means=False"),
         ({"spear": {"priority": ["fresh", "medium"]}}, "priority must be confident or fresh"),
+        ({"spear": {"priority": ["rare"]}}, "priority must be confident or fresh"),
         ({"spear": {"imitation": BySuccess(0.0, 1.0)}}, "neither success nor entropy"),
         ({"spear": {"imitation": ByEntropy(1.0)}}, "neither success nor entropy"),
         ({"spear": {"priority": ["newest"]}}, "there is no 'newest'"),

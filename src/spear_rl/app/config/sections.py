@@ -166,7 +166,7 @@ class Optim:
     max_grad_norm: Annotated[float, Range(1e-6, 1_000_000)] = 1.0
     """Gradient norms are clipped to this."""
     num_minibatches: Annotated[int, Range(1, 65_536)] = 1
-    """Optimizer steps per pass over a step's rows, divided between them at random; rows of an episode stay together."""
+    """Mini-batches (optimizer steps) per pass over a step's rows, shuffled; rows of an episode follow one another."""
     minibatch_rows: Annotated[int, Range(0, 16_777_216, unit="rows")] = 0
     """Instead, the most on-policy rows per optimizer step (the paper's unit), divided evenly; 0 is num_minibatches."""
     epochs: Annotated[int, Range(1, 1000)] = 1
