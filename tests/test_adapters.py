@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import urllib.request
 from importlib import import_module
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from spear_rl.app.build.rollout import tasks_of
 from spear_rl.app.config import load
 from spear_rl.envs import tasks_fn
-from spear_rl.envs.adapters import ADAPTERS, manifest
+from spear_rl.envs.adapters import ADAPTERS, manifest, openenv
 from spear_rl.envs.adapters.shared import answered, best_random_play
 from spear_rl.envs.adapters.spaces import plain_picture
 from spear_rl.errors import ConfigError, UserError
@@ -90,6 +91,14 @@ def test_a_game_of_gymnasium_is_played_by_its_choices(gymnasium, env):
     assert result.invalid == ""
     assert game.step("no such action").invalid == "inadmissible"
     game.close()
+
+
+def test_a_game_named_with_its_module_is_explained_as_without(gymnasium):
+    [told], [also_told] = (
+        panel(f"gymnasium:{name}", max_tasks=1) for name in ("FrozenLake-v1", "gymnasium:FrozenLake-v1")
+    )
+    assert "over the ice" in told.instructions
+    assert also_told.instructions == told.instructions.replace("FrozenLake", "gymnasium:FrozenLake", 1)
 
 
 def test_a_walk_over_the_frozen_lake_is_solved_and_only_then(gymnasium):
@@ -301,6 +310,34 @@ class Game(Environment):
 
 app = create_fastapi_app(Game, Guess, Seen, max_concurrent_envs=100)
 """
+
+
+CHATTY = """
+import sys
+async def app(scope, receive, send):
+    sys.stderr.write("a warning\\n" * 100_000)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+"""
+
+
+def test_an_openenv_app_may_write_much_to_standard_error(tmp_path, monkeypatch):
+    pytest.importorskip("uvicorn")
+    (tmp_path / "chatty_app_of_mine.py").write_text(CHATTY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(openenv, "START_SECONDS", 20.0)
+    address = openenv._served("chatty_app_of_mine:app")
+    for _ in range(3):
+        with urllib.request.urlopen(f"{address}/health", timeout=20) as answer:
+            assert answer.status == 200
+
+
+def test_an_openenv_app_that_does_not_start_says_why(tmp_path, monkeypatch):
+    pytest.importorskip("uvicorn")
+    (tmp_path / "broken_app_of_mine.py").write_text("raise ValueError('no board')")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="does not start: ValueError: no board"):
+        openenv._served("broken_app_of_mine:app")
 
 
 @pytest.mark.slow

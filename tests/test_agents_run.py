@@ -185,6 +185,13 @@ def test_a_chat_is_one_growing_row_with_the_answers_as_a_policy_writes_them(tmp_
     assert (found.trajectory.reward, found.trajectory.success, found.has_logprobs) == (0.5, True, False)
 
 
+def test_a_line_of_tasks_may_hold_a_unicode_line_separator(tmp_path):
+    path = tmp_path / "tasks.jsonl"
+    line = {"question": "one\u2028two\x85three"}
+    path.write_text(json.dumps(line, ensure_ascii=False) + "\n", "utf-8")
+    assert [dict(task.data) for task in tasks_in_file(str(path), "train")] == [line]
+
+
 def test_tasks_come_from_a_file_by_split(tmp_path):
     path = tmp_path / "tasks.jsonl"
     lines = [{"id": "a", "question": "?"}, {"split": "validation", "family": "easy"}, {"split": "train"}]

@@ -6,8 +6,10 @@ import itertools
 import json
 import math
 import random
+import tomllib
 from collections import deque
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
@@ -173,6 +175,8 @@ def weight_by_hand(
     if word == "confident":
         lower, equal = sum(x < item.surprisal for x in surprisals), surprisals.count(item.surprisal)
         return fmean((len(stored) - rank) / len(stored) for rank in range(lower, lower + equal))
+    if word == "family":
+        return 1.0  # of all words together, below
     return 2 ** (-(step - stored[place].step) / 2)
 
 
@@ -199,9 +203,13 @@ def test_weights_are_the_product_of_what_each_word_says(seed, words, count):
         for task, rate, surprisal in items
     ]
     got = priorities(sorted(words), stored, Outcomes(deque(outcomes)), 9)
-    for place, weight in enumerate(got):
-        expected = math.prod(weight_by_hand(word, stored, place, outcomes, 9) for word in words)
-        assert weight == pytest.approx(expected, rel=1e-12)
+    expected = [math.prod(weight_by_hand(word, stored, place, outcomes, 9) for word in words) for place in range(count)]
+    if "family" in words:
+        sums = [
+            sum(w for w, s in zip(expected, stored, strict=True) if s.item.family == own.item.family) for own in stored
+        ]
+        expected = [weight / total if total else 0.0 for weight, total in zip(expected, sums, strict=True)]
+    assert got == pytest.approx(expected, rel=1e-12)
     assert priorities(sorted(words) * 2, stored, Outcomes(deque(outcomes)), 9) == got
 
 
@@ -278,6 +286,24 @@ def test_rare_draws_every_won_task_alike_however_many_of_its_episodes_won():
     assert abs(shares["rare",] - 1 / 2) < 0.05
 
 
+def test_family_draws_every_family_alike_however_many_wins_it_has():
+    won, lost = Trajectory([turn(1.0)], Stop.DONE, success=True), Trajectory([turn(0.0)], Stop.DONE)
+    numbers = {"easy 1": 6, "easy 2": 3, "easy 3": 6, "hard 1": 1}
+    played = [
+        Group(task, [won] * n + [lost] * (8 - n), info={"family": task.split()[0]}) for task, n in numbers.items()
+    ]
+    shares = {}
+    for words in ((), ("family",), ("family", "rare")):
+        algorithm = spear(dr_grpo(), bonus=None, imitation=1.0, fraction=0.25, gate="old", priority=words)
+        lived(algorithm, [played])
+        rng = random.Random(3)
+        tasks = [s.item.task for _ in range(2000) for s, _ in algorithm.imitation.draw(1, rng, num_played=4).drawn]
+        shares[words] = [tasks.count(task) / len(tasks) for task in numbers]
+    assert shares[()] == pytest.approx([6 / 16, 3 / 16, 6 / 16, 1 / 16], abs=0.04)
+    assert shares["family",] == pytest.approx([6 / 30, 3 / 30, 6 / 30, 1 / 2], abs=0.04)
+    assert shares["family", "rare"] == pytest.approx([1 / 6, 1 / 6, 1 / 6, 1 / 2], abs=0.04)
+
+
 @quick
 @given(seeds)
 def test_a_uniform_draw_uses_the_random_stream_as_ever(seed):
@@ -313,6 +339,20 @@ def test_a_checkpoint_of_before_loads_and_what_it_lacks_is_unknown():
     assert fresh.imitation.draw(3, rng, num_played=5).drawn == []  # nothing is known to compare with
     fresh.imitation.observe([group(-5.0, -5.0)], 3)
     assert len(fresh.imitation.draw(3, rng, num_played=50).drawn) == len(after)
+
+
+def test_a_priority_switched_on_at_a_resume_knows_the_surprisal_of_what_was_stored_before():
+    rng = random.Random(5)
+    plain = spear(dr_grpo(), bonus=None, imitation=1.0)
+    lived(plain, [random_step(rng) for _ in range(3)])
+    resumed = spear(dr_grpo(), bonus=None, imitation=1.0, priority=["confident"])
+    resumed.load_state_dict(plain.state_dict())
+    items = [s.item for s in resumed.imitation.buffer.items]
+    assert len(items) > 3
+    for item in items:
+        kept = [turn for turn, why in zip(item.trajectory.turns, item.dropped, strict=True) if not why]
+        tokens = [logprob for turn in kept for logprob in turn.completion.logprobs]
+        assert item.surprisal == pytest.approx(-fmean(tokens))
 
 
 # -- schedules that follow the run --------------------------------------------------------------------------------
@@ -354,14 +394,17 @@ def test_a_floor_adds_an_entropy_bonus_that_grows_below_it_and_ends_above_it(ent
     engine, _, metrics = lived(base, [[group(1.0, 0.0)]] * len(entropies), Teller(entropies))
     weight = 0.0
     for entropy, [term], found in zip(entropies, engine.updates, metrics, strict=True):
-        assert term.loss.entropy_bonus == pytest.approx(0.01 + weight)
-        assert found.get("policy/entropy_weight") == (pytest.approx(weight) if floor else None)
+        size = found["policy/advantage"]  # as measured: a weight may end exactly at the least one
+        assert size == pytest.approx(1 / math.sqrt(2), rel=1e-5)  # of a win and of a loss by GRPO
+        assert term.loss.entropy_bonus == pytest.approx(0.01 + weight, rel=1e-5)
+        assert found.get("policy/entropy_weight") == (pytest.approx(weight, rel=1e-5) if floor else None)
         if entropy is not None and floor:
             low = entropy < floor
-            weight = min(max(weight * 1.5, 0.001), 1.0) if low else (weight / 1.5 if weight > 0.001 else 0.0)
+            least, most = 0.001 * size, 0.1 * size
+            weight = min(max(weight * 1.5, least), most) if low else (weight / 1.5 if weight > least else 0.0)
     for _ in range(40):
         base.running.observe({"rollout/success": 0.0, "policy/entropy": -1.0}, floor=0.5)
-    assert base.running.entropy_weight == 1.0
+    assert base.running.entropy_weight == 0.1
     for _ in range(40):
         base.running.observe({"rollout/success": 0.0, "policy/entropy": 1.0}, floor=0.5)
     assert base.running.entropy_weight == 0.0
@@ -371,7 +414,33 @@ def test_replay_has_no_part_in_the_floors_bonus():
     algorithm = spear(replace(grpo(), entropy_floor=5.0), bonus=None, imitation=1.0, fraction=1.0)
     engine, _, _ = lived(algorithm, [[group(1.0, 0.0)]] * 3, Teller([0.1] * 3))
     found = {term.name: term.loss.entropy_bonus for term in engine.updates[-1]}
-    assert found == {"policy": pytest.approx(0.0015), "replay": 0.0}
+    assert found == {"policy": pytest.approx(0.0015 / math.sqrt(2), rel=1e-5), "replay": 0.0}
+
+
+@quick
+@given(st.lists(st.floats(0, 2), min_size=1, max_size=20))
+def test_the_floor_auto_is_half_of_what_the_run_starts_with_and_none_before_that_is_known(entropies):
+    auto = replace(grpo(), entropy_floor="auto")
+    _, _, metrics = lived(auto, [[group(1.0, 0.0)]] * len(entropies), Teller(entropies))
+    assert not any(found["policy/entropy_weight"] for found in metrics[:5])
+    if len(entropies) > 5:
+        fixed = replace(grpo(), entropy_floor=fmean(entropies[:5]) / 2)
+        for found in metrics[4:]:
+            assert found["policy/entropy_weight"] == pytest.approx(fixed.running.entropy_weight)
+            fixed.observed(found, 0)
+
+
+@quick
+@given(st.floats(0.01, 100), st.integers(1, 60))
+def test_a_floors_bonus_never_outweighs_the_rewards_whatever_their_unit(unit, steps):
+    """In every unit of rewards it is the same share of the advantages, a tenth at most: no floor can break a run."""
+    weights = {}
+    for reward in (1.0, unit):
+        algorithm = replace(dr_grpo(), entropy_floor=5.0)
+        _, _, metrics = lived(algorithm, [[group(reward, 0.0)]] * steps, Teller([0.1] * steps))
+        assert all(found["policy/entropy_weight"] <= 0.1 * found["policy/advantage"] + 1e-9 for found in metrics)
+        weights[reward] = metrics[-1]["policy/entropy_weight"] / reward
+    assert weights[unit] == pytest.approx(weights[1.0], rel=1e-5)
 
 
 def test_what_a_run_has_measured_is_in_its_checkpoint():
@@ -421,7 +490,7 @@ def test_only_the_replay_loss_has_the_bound():
 # -- settings -----------------------------------------------------------------------------------------------------
 
 ON = [
-    'algorithm.imitation.priority=["medium", "hard", "rare", "confident", "fresh"]',
+    'algorithm.imitation.priority=["medium", "hard", "rare", "confident", "fresh", "family"]',
     "algorithm.imitation.baseline=siblings",
     "algorithm.imitation.per_family=true", "algorithm.bonus.mode=success", "algorithm.bonus.target=0.9",
     "algorithm.imitation.schedule=entropy", "algorithm.imitation.entropy_share=1", "algorithm.entropy_floor=1",
@@ -435,7 +504,7 @@ def test_every_switch_is_off_by_default_and_reaches_the_algorithm():
     assert off.imitation.loss.max_second_moment == 0
     assert (on.imitation.baseline, on.imitation.priority) == (
         "siblings",
-        ("medium", "hard", "rare", "confident", "fresh"),
+        ("medium", "hard", "rare", "confident", "fresh", "family"),
     )
     assert (on.bonus.weight, on.imitation.weight) == (BySuccess(1.0, 0.0, 0.9), ByEntropy(1.0, 1.0))
     assert on.bonus.weight.running is on.imitation.weight.running is on.running
@@ -497,6 +566,9 @@ def test_verl_takes_the_switches_that_live_in_the_core():
 # -- profiles -----------------------------------------------------------------------------------------------------
 
 
+EXPERIMENTS = Path(__file__).parents[1] / "experiments"
+
+
 def settings_of(profile: dict) -> dict[str, object]:
     config = Config()
     update(config, {"algorithm": profile})
@@ -515,6 +587,17 @@ def test_the_papers_profile_has_every_switch_as_published():
     assert (own.admit_by_score, own.skip_invalid, own.scale_by_rows) == (True, False, False)
     assert (own.baseline, own.priority, own.schedule, own.max_second_moment) == ("percentile", [], "steps", 0)
     assert (config.algorithm.bonus.mode, config.algorithm.entropy_floor) == ("cosine", 0)
+
+
+def test_the_strong_profile_is_what_the_declared_plan_measured():
+    plan, measured = tomllib.loads((EXPERIMENTS / "cpu_tasks.toml").read_text()), Config()
+    update(measured, plan["settings"])
+    update(measured, plan["arms"]["ours"])
+    measured = resolved(measured).algorithm
+    strong = load(None, ["algorithm.imitation.profile=strong"]).algorithm
+    other = {"profile": "strong", "history": strong.imitation.history, "warm_steps": strong.imitation.warm_steps}
+    assert replace(measured.imitation, **other) == strong.imitation
+    assert strong.bonus.mode == measured.bonus.mode == "none"
 
 
 @pytest.mark.parametrize("name", PROFILES)

@@ -198,6 +198,10 @@ def break_run(path, damage):
         (path / "metrics.jsonl").write_text('{"step": 0}\n[1]\n')
     elif damage == "bad eval":
         (path / "eval.jsonl").write_text('{"step": 0, "success": 0.5}\n')
+    elif damage in ("bad split", "bad tasks"):
+        odd = '"also": {"test": {"success": NaN}}' if damage == "bad split" else '"solved": 3'
+        rate = '"step": 4, "success": 0.5, "low": 0.4, "high": 0.6'
+        (path / "eval.jsonl").write_text(f"{{{rate}, {odd}}}\n")
     elif damage == "bad summary":
         (path / "summary.json").write_text("{")
     elif damage == "half a summary":
@@ -215,6 +219,8 @@ def break_run(path, damage):
         ("bad line", "metrics.jsonl, line 2 is not valid JSON"),
         ("no step", "metrics.jsonl, line 2 is no JSON object with a step"),
         ("bad eval", "eval.jsonl, line 1 does not say low"),
+        ("bad split", "eval.jsonl, the row of step 4 has no shares in solved or also"),
+        ("bad tasks", "eval.jsonl, the row of step 4 has no shares in solved or also"),
         ("bad summary", "summary.json is not valid JSON"),
         ("half a summary", "summary.json, success_after does not say success, low, high"),
     ],

@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 
 import references
 from references import Tokens, loss_inputs, padded, reordered
-from spear_rl.functional import clipped_surrogate, high_covariance_penalty, keep_low_covariance, token_covariance
+from spear_rl.functional import (
+    LossInputs,
+    clipped_surrogate,
+    high_covariance_penalty,
+    keep_low_covariance,
+    token_covariance,
+)
 
 quick = settings(max_examples=60, deadline=None)
 seeds = st.integers(0, 2**32 - 1)
@@ -286,3 +292,18 @@ def test_the_order_of_rows_does_not_change_the_penalty_where_covariances_are_equ
     straight = loss(loss_inputs(tokens)).loss.item()
     backwards = loss(loss_inputs(reordered(tokens, list(reversed(range(len(tokens.mask))))))).loss.item()
     assert backwards == pytest.approx(straight, rel=1e-9)
+
+
+@quick
+@given(seeds, st.sampled_from([torch.float32, torch.float64]))
+def test_among_replayed_tokens_of_one_advantage_order_and_padding_decide_nothing(seed, dtype):
+    """Every covariance is then 0; a rounded mean would rank them by their log-probability or against it."""
+    draw, size = torch.Generator().manual_seed(seed), (5, 7)
+    logprobs, old = (-torch.rand(size, generator=draw, dtype=dtype) for _ in range(2))
+    advantages, mask = torch.rand(1, generator=draw, dtype=dtype).expand(size), torch.rand(size, generator=draw) < 0.7
+    rows, blank = torch.randperm(5, generator=draw), torch.zeros(5, 9)
+    given_so = LossInputs(logprobs, old, advantages, mask)
+    moved = LossInputs(*(torch.cat([x, blank.to(x.dtype)], 1)[rows] for x in (logprobs, old, advantages, mask)))
+    assert not token_covariance(given_so).any()
+    one, other = (high_covariance_penalty(inputs, fraction=0.2, beta=1.0) for inputs in (given_so, moved))
+    assert torch.equal(one[rows], other[:, :7])

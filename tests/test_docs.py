@@ -298,11 +298,15 @@ def test_the_differences_of_the_small_tasks_are_those_of_the_kept_results():
     cells = tool.Cells(ROOT / "experiments" / "results" / "cpu_tasks.csv")
     assert (len(cells.tasks), len(cells.bases)) == (5, 4)
     details = (ROOT / "docs" / "results_details.md").read_text("utf-8")
-    rows = [line for line in tool.tables(cells, ["ours"]) if line.startswith("| `")]
-    assert len(rows) == 10
-    assert [row for row in rows if row not in details] == []
-    readme = re.findall(r"^\| `.*\| ([\d.]+) \| (.*) \|$", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
-    shown = [(f"{cells.base_mean(task):.3f}", tool.interval(cells.by_seed(task, "ours"))) for task in cells.tasks]
+    rows = [line for line in tool.tables(cells, ["ours", "paper"]) if line.startswith("| `")]
+    assert len(rows) == 20
+    twelve_seeds = tool.Cells(ROOT / "experiments" / "results" / "dr_bot_gigpo.csv")
+    further = [line for line in tool.tables(twelve_seeds, ["ours", "paper", "ours_step"]) if line.startswith("| `")]
+    assert [row for row in rows + further[:2] + further[4:6] + further[8:10] if row not in details] == []
+    page = (ROOT / "README.md").read_text("utf-8")
+    readme = re.findall(r"^\| `.*\| ([\d.]+) \| (.*) \| (.*) \|$", page, re.MULTILINE)
+    gains = [tuple(tool.interval(cells.by_seed(task, arm)) for arm in ("ours", "paper")) for task in cells.tasks]
+    shown = [(f"{cells.base_mean(task):.3f}", *gain) for task, gain in zip(cells.tasks, gains, strict=True)]
     assert readme == shown
 
 

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 
 from chromium import PROGRAM, Browser
 from conftest import logged
-from spear_rl.app.compare.experiment import commands, jobs_of, read_plan
+from spear_rl.app.compare.experiment import commands, jobs_of, live, read_plan
 from spear_rl.app.compare.experiment.cells import cell_of, gpus
 from spear_rl.app.compare.experiment.measures import MEASURES
 from spear_rl.app.compare.experiment.plan import BUDGET
@@ -169,6 +169,9 @@ def refused(path, out=None):
         (PLAN + "[arms.'a/b']\nrun = {threads = 2}\n", "the name 'a/b' must be of letters"),
         (PLAN + "[arms.'..']\nrun = {threads = 2}\n", "the name '..' must be of letters"),
         ('primary = "eval_men"\n' + PLAN, "primary cannot be 'eval_men'; did you mean eval_mean?"),
+        ('primary = "also_mean"\n' + PLAN, "primary=also_mean: it needs a split in eval.also, which is empty"),
+        (PLAN.replace("steps = 3", "steps = 0"), "primary=eval_mean: run.steps is 0 in cell base/seed_0"),
+        (PLAN + "[blocks.task.a]\n[blocks.task.b]\n", "the blocks a and b are equal"),
         ('secondary = ["eval_mean"]\n' + PLAN, "eval_mean is named more than once"),
         ('secondary = [["x"]]\n' + PLAN, "secondary cannot be"),
         ("jobs = -1\n" + PLAN, "jobs must be 0 or more"),
@@ -283,6 +286,18 @@ def test_notes_say_what_else_differs_between_arms(written):
     assert "not the same budget: rollout.group_size is 16 in spear and 8 in base" in notes
     assert "spear takes optimizer steps of its own" in notes
     assert not read_plan(written(PLAN)).notes
+    easier = read_plan(written(PLAN + "task = {options = {num_digits = 3}}\n")).notes
+    assert easier == ["not the same task: task.options is {'num_digits': 3} in spear and {'num_digits': 5} in base"]
+
+
+def test_notes_say_which_measure_no_cell_will_have(written):
+    assert (
+        "no also_final in cell base/seed_0: it needs a split"
+        in read_plan(written('secondary = ["also_final"]\n' + PLAN)).notes[0]
+    )
+    silent = PLAN.replace("eval = {tasks = 8, every = 1}", "eval = {tasks = 0}")
+    (note,) = read_plan(written('primary = "rollout_last"\n' + silent)).notes
+    assert note == "there will be no eval_final in cell base/seed_0: it needs evaluations, but eval.tasks is 0"
 
 
 @pytest.mark.parametrize("key", BUDGET)
@@ -413,6 +428,23 @@ def test_cells_that_saved_or_recorded_more_often_than_the_plan_says_are_taken(sp
     assert len(stand_in()) == 4
 
 
+@pytest.mark.parametrize("text", [PLAN, "shared_cold_start = true\n" + PLAN])
+def test_cells_of_a_machine_with_gpus_are_taken_on_one_without(spear, written, tmp_path, stand_in, monkeypatch, text):
+    """Where a plan does not say run.threads, a cell has one thread on a CPU and leaves it open on a GPU."""
+    path, out = written(text.replace('"lookup"', '"quickstart"')), tmp_path / "out"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    gpus.cache_clear()
+    try:
+        assert spear("experiment", path, "--out", out)[0] == 0
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        gpus.cache_clear()
+        calls = len(stand_in())
+        code, printed = spear("experiment", path, "--out", out)
+    finally:
+        gpus.cache_clear()
+    assert (code, len(stand_in())) == (0, calls), printed
+
+
 def test_a_failing_cell_is_retried_once_and_then_reported_while_the_others_go_on(
     spear, written, tmp_path, stand_in, monkeypatch
 ):
@@ -524,6 +556,37 @@ def test_cells_that_outlive_a_killed_command_are_waited_for_and_not_run_twice(
     assert code == 0, printed
     assert f"base/seed_0 is being run by process {other.pid}: waiting for it" in printed
     assert [f"run.dir={cell}" in call["words"] for call in stand_in()].count(True) == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "taken", "at_once", "expected"),
+    [
+        (0, 10, 1, [90 + 100]),  # ten steps in ten seconds, and another cell that has not begun
+        (0, 10, 2, [100]),
+        (90, 5, 1, [10 + 200]),  # five steps in ten seconds after ninety of an earlier command
+        (0, 0, 1, [None]),
+    ],
+)
+def test_the_time_left_is_that_of_the_steps_left_at_the_pace_of_this_command(
+    written, tmp_path, monkeypatch, first, taken, at_once, expected
+):
+    plan = read_plan(written(PLAN.replace("steps = 3", "steps = 100").replace("[0, 1]", "[0]")), tmp_path / "out")
+    metrics = plan.cells[0].folder / "metrics.jsonl"
+    metrics.parent.mkdir(parents=True)
+    (metrics.parent / "config.toml").touch()
+    write_rows(metrics, [{"step": n} for n in range(first)])
+    jobs = jobs_of(plan)
+    monkeypatch.setattr(live.time, "monotonic", lambda: 1010.0)
+    jobs[0].state, jobs[0].began = "running", 1000.0
+    write_rows(metrics, [{"step": n} for n in range(first + taken)])
+    assert [live.seconds_left(jobs, at_once)] == pytest.approx(expected)
+
+
+def test_a_resumed_cell_that_is_done_does_not_make_the_others_look_short(written, tmp_path):
+    plan = read_plan(written(PLAN.replace("steps = 3", "steps = 100").replace("[0, 1]", "[0]")), tmp_path / "out")
+    jobs = jobs_of(plan)
+    jobs[0].state, jobs[0].seconds, jobs[0].first_step = "done", 10.0, 90
+    assert live.seconds_left(jobs, 1) == pytest.approx(100)
 
 
 def test_torch_is_not_imported_by_the_command(written, tmp_path):
@@ -711,6 +774,49 @@ def test_a_plan_changed_after_its_first_cell_is_said_in_the_report(spear, writte
     assert "the plan was changed after its first cell began" in (out / "report.html").read_text()
 
 
+CHANGES = {
+    "a default written out": ('primary = "eval_mean"\nsecondary = ["eval_final"]\n', "", "but not in primary"),
+    "another first arm": ("", "reference", "in reference (base before), arms (['base', 'spear'] before)"),
+    "an arm more": ("", "[arms.third]\nalgorithm = {kl = 0.1}\n", "in arms (['base', 'spear'] before)"),
+    "a block more": ("", "[blocks.task.a]\n", "in blocks ({} before)"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_changed_of_a_plan_is_said_as_it_counts(spear, written, tmp_path, name):
+    before, after, says = CHANGES[name]
+    plan = PLAN.replace('reference = "base"\n', "")
+    changed = before + plan + after
+    if after == "reference":
+        head, base, own = plan.partition("[arms.base]")[0], *plan.partition("[arms.base]")[2].split("[arms.spear]\n")
+        changed = f"{head}[arms.spear]\n{own}[arms.base]{base}"
+    out, path = tmp_path / "out", written(plan)
+    assert spear("experiment", path, "--out", out, "--report-only")[0] == 0
+    declared = json.loads((out / "plan.json").read_text())
+    declared["plans"][0]["time"] = "2020-01-01T00:00:00+00:00"
+    declared["first_cell"] = "2020-01-02T00:00:00+00:00"
+    (out / "plan.json").write_text(json.dumps(declared))
+    code, printed = spear("experiment", written(changed), "--out", out, "--report-only")
+    assert code == 0, printed
+    (said,) = [text for text in json.loads((out / "results.json").read_text())["warnings"] if "was changed" in text]
+    assert said.endswith(says) or f": {says}" in said
+    assert "Primary measure, declared before the first cell began: eval\\_mean" in (out / "report.md").read_text()
+
+
+def test_a_report_does_not_call_a_measure_declared_before_that_was_chosen_after(spear, written, tmp_path):
+    out, path = tmp_path / "out", written()
+    for cell in read_plan(path, out).cells:
+        fabricate(cell.folder, cell.config, random.Random(cell.name))
+    time.sleep(1.1)
+    assert spear("experiment", path, "--out", out)[0] == 0
+    assert "Primary measure, declared after the first cell began: eval\\_mean" in (out / "report.md").read_text()
+    code, printed = spear("experiment", written('primary = "eval_best"\n' + PLAN), "--out", out)
+    assert code == 0
+    assert "after the first cell began" in printed
+    assert "in primary (eval_mean before)" in printed
+    assert "Primary measure, changed after the first cell began: eval\\_best" in (out / "report.md").read_text()
+
+
 def test_the_report_says_how_it_was_run(spear, written, tmp_path, stand_in):
     out = tmp_path / "out"
     assert spear("experiment", written(), "--out", out)[0] == 0
@@ -788,6 +894,7 @@ def test_the_html_draws_its_curves_and_has_its_pictures_without_scripts_too(spea
         assert browser.value("[...document.querySelectorAll('main img')].every(i => i.naturalWidth > 100)")
         assert browser.complaints() == []
         browser.as_phone()
+        browser.open(report.as_uri())
         assert browser.value("document.documentElement.scrollWidth <= 390")
     assert report.read_text().count("<noscript><figure") == len({label.partition(",")[0] for label in labels})
 
@@ -825,6 +932,20 @@ def test_existing_runs_are_read_and_named_as_compare_names_them(spear, tmp_path)
     for pair in compared["pairs"]:
         if pair["base"] == "grpo":
             assert final[pair["arm"]] == pair["difference"]
+
+
+def test_arms_that_were_evaluated_at_other_steps_or_on_other_tasks_are_warned_of(spear, tmp_path):
+    runs = [existing(tmp_path, name, seed) for name in ("grpo", "spear-grpo") for seed in (0, 1)]
+    code, printed = spear("experiment", *runs, "--out", tmp_path / "out")
+    assert (code, "not evaluated alike" in printed) == (0, False)
+    for number, run in enumerate(runs):
+        rows = logged(run, "eval.jsonl")
+        rows[-1]["solved"] = {f"task {number // 2}": 1.0}
+        write_rows(run / "eval.jsonl", rows if number < 2 else [rows[0], rows[-1]])
+    code, printed = spear("experiment", *runs, "--out", tmp_path / "out")
+    assert code == 0, printed
+    assert "not evaluated alike: at steps 3 in spear-grpo and 1-3 in grpo with seed 0 (eval.every)" in printed
+    assert "not evaluated alike: spear-grpo and grpo played other tasks at the end" in printed
 
 
 def test_runs_of_several_tasks_are_blocks_and_unfinished_ones_are_left_out(spear, tmp_path):

@@ -291,3 +291,17 @@ def test_a_dropped_turn_changes_no_advantage_and_its_episode_still_counts_in_the
     values = references.group_relative(*references.scores(groups), divide_by_std=False)
     got = dr_bot(grpo()).advantages(spoilt)
     assert [row[0] for row in got] == pytest.approx(values, rel=1e-7, abs=1e-8)
+
+
+@pytest.mark.parametrize(("keep", "num_groups"), [(0.55, 20), (0.28, 25), (0.07, 100), (0.75, 8)])
+def test_rounding_keeps_no_group_more_than_the_share(keep, num_groups):
+    """0.28 * 25 is a little more than 7 in floating point."""
+    groups = [group(float(n), 0.0) for n in range(1, num_groups + 1)]
+    kept = sum(reasons == [""] for reasons in flat(groups, keep=keep)) // 2
+    assert kept == math.ceil(Fraction(str(keep)) * num_groups)
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_no_number_is_one_sentence(reward):
+    with pytest.raises(ValueError, match=r"task '.*': its episodes have the rewards .*, not all of them finite"):
+        flat([group(1.0, 0.0), group(reward, 0.0)])

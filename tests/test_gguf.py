@@ -29,27 +29,25 @@ def vocabulary() -> list[str]:
     return [*bytes_to_unicode().values(), "he", "ll", "hell", "hello", *SPECIAL, "<tool>"]
 
 
-def plain_model(kind: str, *, tied: bool, seed: int = 0):
+def plain_model(kind: str, *, tied: bool, seed: int = 0, **extra: object):
     """A random model of transformers."""
     import transformers
 
-    name = {"qwen2": "Qwen2", "llama": "Llama", "qwen3": "Qwen3"}[kind]
-    extra = {"head_dim": HIDDEN // HEADS} if kind == "qwen3" else {}
+    name = {"qwen2": "Qwen2", "llama": "Llama", "qwen3": "Qwen3", "gemma3": "Gemma3Text"}[kind]
+    extra = ({"head_dim": HIDDEN // HEADS} if kind in ("qwen3", "gemma3") else {}) | extra
     config = getattr(transformers, f"{name}Config")(
         vocab_size=len(vocabulary()),
         hidden_size=HIDDEN,
         intermediate_size=INNER,
-        num_hidden_layers=LAYERS,
         num_attention_heads=HEADS,
         num_key_value_heads=KV,
         max_position_embeddings=256,
         rms_norm_eps=1e-6,
-        rope_theta=10000.0,
         tie_word_embeddings=tied,
-        **extra,
+        **({"num_hidden_layers": LAYERS} | ({} if kind == "gemma3" else {"rope_theta": 10000.0}) | extra),
     )
     torch.manual_seed(seed)
-    return getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 
 def tensors_of(model, kind: str, *, head: bool, dtype: str = "F32") -> dict[str, tuple]:
@@ -60,9 +58,10 @@ def tensors_of(model, kind: str, *, head: bool, dtype: str = "F32") -> dict[str,
         shape = value.shape
         return value.reshape(heads, 2, shape[0] // heads // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
 
+    is_gemma = kind == "gemma3"  # its norms are written with 1 added, and have names of their own
     out = {
         "token_embd.weight": weights["model.embed_tokens.weight"],
-        "output_norm.weight": weights["model.norm.weight"],
+        "output_norm.weight": weights["model.norm.weight"] + is_gemma,
     }
     if head:
         out["output.weight"] = weights["lm_head.weight"]
@@ -70,7 +69,8 @@ def tensors_of(model, kind: str, *, head: bool, dtype: str = "F32") -> dict[str,
         "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
         "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
         "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-        "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+        "input_layernorm": "attn_norm", "post_attention_layernorm": "post_attention_norm" if is_gemma else "ffn_norm",
+        "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
     }  # fmt: skip
     for name, value in weights.items():
         if not name.startswith("model.layers."):
@@ -79,7 +79,7 @@ def tensors_of(model, kind: str, *, head: bool, dtype: str = "F32") -> dict[str,
         layer, end = rest.rsplit(".", 1)
         if kind == "llama" and layer in ("self_attn.q_proj", "self_attn.k_proj"):
             value = permuted(value, HEADS if "q_proj" in layer else KV)
-        out[f"blk.{number}.{parts[layer]}.{end}"] = value
+        out[f"blk.{number}.{parts[layer]}.{end}"] = value + (is_gemma and "norm" in layer)
     quant = getattr(gguf.GGMLQuantizationType, dtype)
     done = {}
     for name, value in out.items():
@@ -88,8 +88,18 @@ def tensors_of(model, kind: str, *, head: bool, dtype: str = "F32") -> dict[str,
     return done
 
 
-def write(path: Path, kind: str, tensors: dict[str, tuple], *, number: int = 0, count: int = 0, **ids: int) -> Path:
-    writer = gguf.GGUFWriter(path, kind)
+def write(
+    path: Path, kind: str, tensors: dict[str, tuple], *, number: int = 0, count: int = 0, keys: dict | None = None,
+    **ids: int,
+) -> Path:  # fmt: skip
+    """Write a file; `keys` are further metadata, or replace what is written here."""
+
+    class Writer(gguf.GGUFWriter):
+        def add_key_value(self, key, value, kind_of_value, sub_type=None):
+            super().add_key_value(key, own.pop(key, value), kind_of_value, sub_type)
+
+    own = dict(keys or {})
+    writer = Writer(path, kind)
     if count:
         writer.add_uint16("split.no", number)
         writer.add_uint16("split.count", count)
@@ -118,6 +128,9 @@ def write(path: Path, kind: str, tensors: dict[str, tuple], *, number: int = 0, 
         for name, token in ids.items():
             writer.add_uint32(f"tokenizer.ggml.{name}", token)
         writer.add_chat_template(CHAT)
+        for name, value in list(own.items()):
+            adds = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}[type(value)]
+            adds(name, value)
     for name, (value, kind_of_tensor) in tensors.items():
         writer.add_tensor(name, value, raw_dtype=kind_of_tensor)
     writer.write_header_to_file()
@@ -158,6 +171,81 @@ def test_a_gguf_file_gives_the_logits_of_its_weights(tmp_path, kind, tied):
     assert own.config.tie_word_embeddings is tied
     assert (own.get_input_embeddings().weight is own.get_output_embeddings().weight) is tied
     assert all(parameter.requires_grad and parameter.dtype == torch.float32 for parameter in own.parameters())
+
+
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+
+
+GEMMA = {"sliding_window": 32, "num_hidden_layers": 6}
+GEMMA_KEYS = {"gemma3.attention.sliding_window": 32, "gemma3.rope.freq_base": 1e6, "gemma3.block_count": 6}
+
+
+def wide_logits(model) -> torch.Tensor:
+    """Of a sequence that is long enough to tell rotary positions and windows apart, with weights that are large."""
+    with torch.no_grad():
+        return model.eval()(torch.arange(200)[None] % 256).logits
+
+
+def with_large_weights(model):
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    model.tie_weights()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "keys"),
+    [
+        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
+         {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}),
+        ("qwen2", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0,
+                                       "original_max_position_embeddings": 64}},
+         {"qwen2.rope.scaling.type": "yarn", "qwen2.rope.scaling.factor": 4.0,
+          "qwen2.rope.scaling.original_context_length": 64}),
+        ("llama", {"attention_bias": True, "mlp_bias": True}, {}),
+        ("llama", {}, {"general.name": "mistral"}),
+        ("gemma3", GEMMA, GEMMA_KEYS),
+        ("gemma3", GEMMA | {"rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+         GEMMA_KEYS | {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0}),
+    ],
+)  # fmt: skip
+def test_scaled_positions_windows_and_biases_are_read(tmp_path, kind, settings, keys):
+    model = with_large_weights(plain_model(kind, tied=True, **settings))
+    own, _ = loaded(write(tmp_path / "m.gguf", kind, tensors_of(model, kind, head=False), keys=keys))
+    assert torch.allclose(wide_logits(own), wide_logits(model), atol=1e-4)
+
+
+@pytest.mark.parametrize("length", [64, 8192])
+def test_the_rotary_positions_of_llama_3_are_read_from_their_factors(tmp_path, length):
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    settings = LLAMA3 | {"original_max_position_embeddings": length}
+    model = with_large_weights(plain_model("llama", tied=True, head_dim=32, rope_parameters=settings))
+    frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](model.config, "cpu")
+    factors = (10000.0 ** (-torch.arange(0, 32, 2) / 32) / frequencies).numpy()
+    tensors = tensors_of(model, "llama", head=False) | {"rope_freqs.weight": (factors, None)}
+    keys = {"llama.rope.dimension_count": 32}
+    own, _ = loaded(write(tmp_path / "m.gguf", "llama", tensors, keys=keys))
+    assert torch.allclose(wide_logits(own), wide_logits(model), atol=1e-4)
+    assert own.config.rope_parameters["rope_type"] == "llama3"
+    tensors["rope_freqs.weight"] = (factors[::-1].copy(), None)
+    with pytest.raises(ConfigError, match="rotary positions are scaled in an unknown way"):
+        loaded(write(tmp_path / "odd.gguf", "llama", tensors, keys=keys))
+
+
+@pytest.mark.parametrize("said", [1, 3, 1 << 30])
+def test_a_header_that_says_another_number_of_layers_is_refused(tmp_path, said):
+    tensors = tensors_of(plain_model("qwen2", tied=True), "qwen2", head=False)
+    path = write(tmp_path / "m.gguf", "qwen2", tensors, keys={"qwen2.block_count": said})
+    with pytest.raises(ConfigError, match=f"is damaged: it has 2 layers, and its header says {said}"):
+        loaded(path)
 
 
 def test_half_precision_agrees_to_a_thousandth_in_bfloat16(tmp_path):
@@ -210,6 +298,24 @@ def test_tokenizer_and_chat_template_come_from_the_file(tmp_path):
     assert own.generation_config.eos_token_id == [tokens.index("<|im_end|>")]
 
 
+@pytest.mark.parametrize(
+    ("kind", "words", "is_whole", "is_composed"),
+    [("llama", "llama-bpe", True, False), ("llama", "tekken", True, False), ("qwen2", "qwen2", False, True)],
+)
+def test_words_are_split_as_the_familys_tokenizer_splits_them_before_and_after_saving(
+    tmp_path, kind, words, is_whole, is_composed
+):
+    keys = {"tokenizer.ggml.pre": words, "tokenizer.ggml.merges": ["h e"]}
+    tensors = tensors_of(plain_model(kind, tied=True), kind, head=False)
+    _, tokenizer = loaded(write(tmp_path / "m.gguf", kind, tensors, keys=keys))
+    tokenizer.save_pretrained(tmp_path / "saved")
+    from transformers import AutoTokenizer
+
+    for own in (tokenizer, AutoTokenizer.from_pretrained(tmp_path / "saved")):
+        assert (own.tokenize("hello") == ["hello"]) is is_whole
+        assert (own.tokenize("e\u0301") == own.tokenize("\u00e9")) is is_composed
+
+
 def test_every_token_that_ends_a_turn_is_known(tmp_path):
     model, tokens = plain_model("qwen2", tied=True), vocabulary()
     ends = {"eot_token_id": tokens.index("<|im_end|>"), "eom_token_id": tokens.index("<|im_start|>")}
@@ -237,6 +343,9 @@ def test_parts_are_found_beside_the_first_or_in_their_folder(tmp_path, monkeypat
     for name in (files[0], files[0].parent):
         assert torch.allclose(logits(loaded(name)[0]), logits(model), atol=1e-5)
     assert not list((tmp_path / "cache").rglob("*.gguf")), "the joined file is deleted again"
+    for file in files:
+        file.rename(file.with_name(file.name.upper()))
+    assert torch.allclose(logits(loaded(files[0].with_name(files[0].name.upper()))[0]), logits(model), atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -279,6 +388,10 @@ def test_missing_and_exchanged_parts_are_named(tmp_path, monkeypatch):
     aside = two.rename(tmp_path / "aside")
     with pytest.raises(ConfigError, match=f"has 3 parts, and {two.name} is missing"):
         loaded(one)
+    one.rename(tmp_path / "first")
+    with pytest.raises(ConfigError, match=f"has 3 parts, and {one.name}, {two.name} is missing"):
+        loaded(three)
+    (tmp_path / "first").rename(one)
     three.rename(two)
     aside.rename(three)
     with pytest.raises(ConfigError, match=r"is part 3 of 3 by its header, not 2 of 3"):
@@ -380,3 +493,19 @@ def test_a_run_begins_with_a_gguf_file_and_its_checkpoints_are_plain_folders(tmp
     model, tokenizer = model_in_folder(folder)
     assert type(model).__name__ == "Qwen2ForCausalLM"
     assert tokenizer.chat_template == CHAT
+
+
+@pytest.mark.slow
+def test_an_adapter_on_a_gguf_file_is_evaluated_and_resumed_from_another_folder(tmp_path, spear, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    tensors = tensors_of(plain_model("qwen2", tied=True), "qwen2", head=False)
+    write(Path("m.gguf"), "qwen2", tensors, keys={"qwen2.context_length": 4096})
+    small = ["rollout.num_tasks=2", "rollout.group_size=2", "rollout.max_new_tokens=4", "eval.tasks=0"]
+    begun = ["train", "lookup", "engine.model=m.gguf", "engine.lora_rank=2", "run.dir=run", "run.steps=1"]
+    code, said = spear(*begun, "sft.episodes=0", *small)
+    assert code == 0, said
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for command in (["eval", "../run", "--tasks", "1"], ["train", "run.dir=../run", "run.resume=true", "run.steps=2"]):
+        code, said = spear(*command)
+        assert code == 0, said

@@ -184,6 +184,25 @@ def test_an_adapter_finds_its_base_wherever_either_is(hub, folder, tmp_path, tok
     assert not torch.allclose(got, plain(folder), atol=1e-2)
 
 
+@pytest.mark.parametrize("revision", ["commit", "main"])
+def test_a_base_with_a_commit_is_of_the_hub_also_where_a_folder_has_its_name(
+    hub, folder, tmp_path, tokenizer, monkeypatch, revision
+):
+    from spear_rl.app.doctor import empty_model
+
+    commit = hub.add("owner/base", folder)
+    wider = tiny_model("tiny", tokenizer, seed=3)
+    is_commit = revision == "commit"
+    expected = adapter_of("owner/base", tmp_path / "adapter", tokenizer, commit if is_commit else revision)
+    monkeypatch.chdir(tmp_path)
+    wider.save_pretrained("owner/base")
+    tokenizer.save_pretrained("owner/base")
+    width = empty_model("adapter").config.hidden_size
+    assert width == (64 if is_commit else 96), "a commit is the hub's; any other revision says nothing of a folder"
+    if is_commit:
+        assert torch.allclose(logits(loaded("adapter")), expected, atol=1e-5)
+
+
 def test_an_adapter_without_its_base_says_so(hub, tmp_path, tokenizer):
     adapter_of("owner/gone", tmp_path / "adapter", tokenizer)
     with pytest.raises(ConfigError, match=r"needs its base model owner/gone: .*no model of the hub"):
@@ -218,6 +237,20 @@ def test_what_the_hub_refuses_is_one_sentence(hub, folder, fault):
     assert torch.equal(logits(loaded("owner/name")), plain(folder)), "afterwards all is well"
 
 
+def test_a_damaged_file_in_a_cache_of_others_is_one_sentence(hub, folder, monkeypatch):
+    def refused(path: Path, **_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    hub.add("owner/name", folder)
+    loaded("owner/name")
+    [snapshot] = (folder.parent / "hub-cache").rglob("model.safetensors")
+    snapshot.resolve().write_bytes(b"damaged")
+    pin({})
+    monkeypatch.setattr(Path, "unlink", refused)
+    with pytest.raises(ConfigError, match=r"cannot be deleted \(Permission denied.*: set HF_HOME to another place"):
+        loaded("owner/name")
+
+
 def test_a_wrong_name_is_told_with_the_built_in_ones(hub):
     with pytest.raises(ConfigError, match=r"'tinny' is no folder and no built-in model; did you mean tiny\?"):
         loaded("tinny")
@@ -228,6 +261,45 @@ def test_a_wrong_name_is_told_with_the_built_in_ones(hub):
             loaded(name)
     asked = {path.removeprefix("/api/models/") for _, path, _ in hub.requests if path.startswith("/api/models/")}
     assert {path.partition("/revision")[0] for path in asked} == {"tinny", "owner/nothing"}
+
+
+def test_a_home_folder_is_found_by_every_command(folder, tmp_path, monkeypatch):
+    from spear_rl.app.config import load
+    from spear_rl.app.doctor import empty_model
+    from spear_rl.app.evaluate import EvalOptions, evaluate_from
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert torch.equal(logits(loaded("~/folder")), plain(folder))
+    assert empty_model("~/folder").config.hidden_size == 64
+    assert load(None, ["task.env=lookup", "engine.model=~/folder"]).engine.model == str(folder)
+    report = evaluate_from("~/folder", ["task.env=lookup", "rollout.max_new_tokens=2"], EvalOptions(tasks=1))
+    assert report.about["folder"] == str(folder)
+
+
+def test_a_name_that_is_empty_too_long_or_of_a_missing_file_is_one_sentence(hub, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "qwen").mkdir(parents=True)
+    for name in ("", "x" * 5000):
+        with pytest.raises(ConfigError, match="is no folder and no built-in model"):
+            loaded(name)
+    with pytest.raises(ConfigError, match=r"there is no file models/qwen/none.gguf"):
+        loaded("models/qwen/none.gguf")
+    with pytest.raises(ConfigError, match=r"is an address: name a model of the hub by its id, owner/name"):
+        loaded("https://huggingface.co/owner/name")
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"run is a run's folder: name its model/ or one of its checkpoints/"):
+        loaded("run")
+    assert not hub.requests
+
+
+def test_a_token_that_cannot_be_sent_is_one_sentence(hub, folder, monkeypatch):
+    hub.add("owner/name", folder)
+    monkeypatch.setenv("HF_TOKEN", "hf_s\u00e9cret")
+    with pytest.raises(
+        ConfigError, match="HF_TOKEN, or the stored token, holds characters that no token has"
+    ) as caught:
+        loaded("owner/name")
+    assert "cret" not in str(caught.value)
 
 
 def test_the_token_goes_to_the_hub(hub, folder, monkeypatch):
@@ -269,6 +341,22 @@ def test_without_a_network_a_cached_model_loads_and_another_does_not(hub, folder
         loaded("owner/other")
 
 
+def test_a_hub_that_never_answers_is_given_up(hub, folder, monkeypatch):
+    import socket
+
+    from huggingface_hub import constants
+
+    hub.add("owner/name", folder)
+    loaded("owner/name")
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        pin({})
+        assert torch.equal(logits(loaded("owner/name")), plain(folder)), "what is in the cache loads"
+        with pytest.raises(ConfigError, match=r"the hub .* cannot be reached: check the network"):
+            loaded("owner/other")
+
+
 def test_a_full_disk_is_one_sentence(hub, folder, monkeypatch):
     from huggingface_hub import file_download
 
@@ -287,10 +375,14 @@ def test_a_download_that_breaks_off_goes_on_the_next_time(hub, folder, monkeypat
     hub.add("owner/name", folder)
     hub.faults["owner/name"] = "cut_off"
     monkeypatch.setattr(time, "sleep", lambda _: None)  # between retries
-    with pytest.raises(ConfigError, match=r"owner/name: the download broke off .*: give the command again"):
+    with pytest.raises(
+        ConfigError, match=r"owner/name: the download broke off .*: give the command again, whole files"
+    ):
         loaded("owner/name")
     hub.faults.clear()
+    hub.requests.clear()
     assert torch.equal(logits(loaded("owner/name")), plain(folder))
+    assert hub.downloads() == ["model.safetensors"]
 
 
 def test_a_repository_that_cannot_be_trained_is_refused_before_its_weights_are_downloaded(hub, tmp_path, tokenizer):

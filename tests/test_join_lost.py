@@ -103,7 +103,9 @@ def test_nothing_but_training_sees_the_win(seed, tokenizer):
     metrics = [(each.take(0, first), each.take(2, then))[1] for each in runs]
     assert metrics[0].pop("replay/joined_groups") >= 3
     same = [{k: v for k, v in m.items() if not k.startswith("time/")} for m in metrics]
-    # Flat groups train on neither side of these counts: only losses and the engine's figures may differ.
+    # Flat groups train on neither side of these counts: only losses and the engine's figures may differ, and how large
+    # the advantages are.
+    assert [m.pop("policy/advantage") > 0 for m in same] == [True, True]
     assert same[0] == same[1]
     dumps = [each.dumped[-1] for each in runs]
     assert dumps[0][0] == dumps[1][0]

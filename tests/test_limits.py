@@ -140,7 +140,7 @@ def test_the_page_of_settings_shows_every_range():
     page = to_toml(Config(), comments=True)
     for key, hint in NUMBERS.items():
         name = key.rsplit(".", 1)[1]
-        assert re.search(rf"\({re.escape(described(hint))}\)\n(# )?{name} =", page), key
+        assert re.search(rf"\({re.escape(described(hint))}\)\n(#   .*\n)*(# )?{name} =", page), key
 
 
 @pytest.mark.parametrize("key", FIELDS)
@@ -506,6 +506,7 @@ def ended(run_dir: Any, overrides: list[str], *, seconds: int = 300, gibibytes: 
 
 def _trained(run_dir: Any, overrides: list[str]) -> Ended:
     from spear_rl.app.train import train_from
+    from spear_rl.train.callbacks import scalars
 
     metrics: list[dict[str, float]] = []
     evaluations: list[dict[str, Any]] = []
@@ -515,7 +516,7 @@ def _trained(run_dir: Any, overrides: list[str]) -> Ended:
         if event.kind == "eval":
             evaluations.append({name: event.metrics[name] for name in ("turns", "episodes")})
         elif event.kind == "step":
-            metrics.append(event.metrics)
+            metrics.append(scalars(event))
         elif event.kind == "sft":
             updates.append(event.metrics)
         if len(metrics) == 2 or len(updates) == 40:

@@ -13,7 +13,7 @@ import torch
 from conftest import killed_run, logged, random_batch
 from spear_rl.engines.base import Term
 from spear_rl.engines.hf import HFEngine
-from spear_rl.engines.models.load import model_in_folder
+from spear_rl.engines.models.load import model_by_name, model_in_folder
 from spear_rl.engines.models.lora import merged_weights, with_adapter
 from spear_rl.engines.models.tiny import tiny_model
 from spear_rl.errors import ConfigError
@@ -192,3 +192,71 @@ def test_a_damaged_adapter_is_one_sentence(spear, tmp_path):
         assert code == 2, text
         assert part in text
         assert "Traceback" not in text
+
+
+def saved_by_peft(folder, tokenizer, *, more: int = 0, settings: dict) -> torch.Tensor:
+    """A base and an adapter on it with `more` new tokens, saved by peft alone; the logits of the two."""
+    base, words = tiny_model("tiny-xs", tokenizer, seed=1), copy.deepcopy(tokenizer)
+    base.save_pretrained(folder / "base")
+    tokenizer.save_pretrained(folder / "base")
+    if more:
+        words.add_tokens([f"<new{number}>" for number in range(more)])
+        base.resize_token_embeddings(base.config.vocab_size + more)
+    base.name_or_path = str(folder / "base")
+    known = {"r": 4, "target_modules": ["query_key_value"], "task_type": "CAUSAL_LM"}
+    model = peft.get_peft_model(base, peft.LoraConfig(**(known | settings)))
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data += 0.05 * torch.randn_like(parameter)
+    model.save_pretrained(folder / "adapter")
+    words.save_pretrained(folder / "adapter")
+    with torch.no_grad():
+        return model.eval()(torch.arange(40)[None]).logits
+
+
+@pytest.mark.parametrize(
+    ("settings", "more"),
+    [
+        ({"use_dora": True}, 0),
+        ({"rank_pattern": {"query_key_value": 8}, "use_rslora": True}, 0),
+        ({"modules_to_save": ["embed_out"]}, 0),
+        ({"target_modules": ["embed_in", "query_key_value"]}, 0),
+        ({"target_modules": ["embed_out", "query_key_value"]}, 0),
+        ({"modules_to_save": ["embed_in", "embed_out"]}, 3),
+        ({}, 3),
+    ],
+)
+def test_any_lora_adapter_of_peft_is_the_model_that_peft_makes_of_it(tmp_path, tokenizer, settings, more):
+    expected = saved_by_peft(tmp_path, tokenizer, more=more, settings=settings)
+    model, words = model_by_name(str(tmp_path / "adapter"), texts=list, seed=0)
+    model.save_pretrained(tmp_path / "again")
+    words.save_pretrained(tmp_path / "again")
+    for own in (model, model_in_folder(tmp_path / "again")[0]):
+        with torch.no_grad():
+            torch.testing.assert_close(own.eval()(torch.arange(40)[None]).logits, expected, rtol=1e-4, atol=1e-4)
+        assert all(parameter.requires_grad for parameter in own.parameters())
+
+
+def test_an_adapter_of_another_kind_or_another_base_says_so(tmp_path, tokenizer):
+    saved_by_peft(tmp_path, tokenizer, settings={})
+    path = tmp_path / "adapter" / "adapter_config.json"
+    settings = json.loads(path.read_text())
+    tiny_model("tiny", tokenizer).save_pretrained(tmp_path / "other")
+    tokenizer.save_pretrained(tmp_path / "other")
+    path.write_text(json.dumps(settings | {"base_model_name_or_path": str(tmp_path / "other")}))
+    with pytest.raises(ConfigError, match=r"does not load onto GPTNeoXForCausalLM: .*: size mismatch for"):
+        model_by_name(str(tmp_path / "adapter"), texts=list, seed=0)
+    path.write_text(json.dumps(settings | {"peft_type": "IA3"}))
+    with pytest.raises(ConfigError, match="it is of the kind IA3, and only LoRA is read here"):
+        model_by_name(str(tmp_path / "adapter"), texts=list, seed=0)
+
+
+def test_doctor_examines_an_adapter_on_a_model_from_scratch(tmp_path, tokenizer):
+    from spear_rl.app.doctor import empty_model
+
+    adapter = with_adapter(tiny_model("tiny-xs", tokenizer, seed=2), rank=2, alpha=4, targets=(), name="tiny-xs:2")
+    adapter.save_pretrained(tmp_path, save_embedding_layers=False)
+    tokenizer.save_pretrained(tmp_path)
+    shapes = [parameter.shape for parameter in tiny_model("tiny-xs", tokenizer).parameters()]
+    assert [parameter.shape for parameter in empty_model(str(tmp_path)).parameters()] == shapes

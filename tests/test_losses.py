@@ -15,11 +15,19 @@ from hypothesis import strategies as st
 
 import references
 from references import Tokens, loss_inputs, padded, reordered
-from spear_rl.functional import LossInputs, clipped_surrogate, fixed_length_mean, reference_kl, token_mean
+from spear_rl.functional import (
+    LossInputs,
+    clipped_surrogate,
+    fixed_length_mean,
+    reference_kl,
+    sequence_mean,
+    token_mean,
+)
 
 quick = settings(max_examples=60, deadline=None)
 seeds = st.integers(0, 2**32 - 1)
 
+NUMBERS = ("logprobs", "old_logprobs", "advantages", "entropy", "ref_logprobs")
 every_term = {"entropy_bonus": 0.3, "kl_coefficient": 0.7}
 
 
@@ -330,3 +338,30 @@ def test_the_loss_in_single_precision_is_finite_at_any_log_ratio():
     loss = clipped_surrogate(inputs).loss
     assert loss.isfinite()
     assert torch.autograd.grad(loss, logprobs)[0].isfinite().all()
+
+
+@quick
+@given(seeds, st.sampled_from([torch.float16, torch.bfloat16]), st.sampled_from([token_mean, sequence_mean]))
+def test_half_precision_numbers_are_computed_with_in_single_precision(seed, dtype, reduce):
+    tokens = loss_inputs(references.random_tokens(seed))
+    half = {name: getattr(tokens, name).detach().to(dtype) for name in NUMBERS}
+    every = {**every_term, "dual_clip": 3.0, "max_second_moment": 2.0, "reduce": reduce}
+    (loss, slope), (exact, exact_slope) = (
+        (out.loss.detach(), torch.autograd.grad(out.loss, logprobs)[0].double())
+        for numbers in (half, {name: values.float() for name, values in half.items()})
+        for logprobs in [numbers["logprobs"].clone().requires_grad_()]
+        for out in [clipped_surrogate(LossInputs(**(numbers | {"logprobs": logprobs}), mask=tokens.mask), **every)]
+    )
+    assert float(loss) == pytest.approx(float(exact), rel=1e-6)
+    exact_slope = exact_slope.to(dtype).double()  # which float16 may not hold
+    size = exact_slope[exact_slope.isfinite()].abs().max() if exact_slope.isfinite().any() else 0.0
+    torch.testing.assert_close(slope, exact_slope, rtol=0.03, atol=0.03 * float(size) + 1e-6)
+
+
+def test_the_largest_ratio_is_finite_in_half_precision():
+    old, advantages = torch.tensor([[-30.0, -1.0, -30.0]]).half(), torch.tensor([[1.0, -1.0, 0.0]]).half()
+    logprobs = torch.tensor([[-1.0, -30.0, -1.0]]).half().requires_grad_()
+    out = clipped_surrogate(LossInputs(logprobs, old, advantages, torch.ones(1, 3, dtype=torch.bool)))
+    out.loss.backward()
+    assert float(out.loss.detach()) == pytest.approx((-1.28 + 0.8) / 3, abs=1e-6)
+    assert all(math.isfinite(value) for value in [*logprobs.grad[0].tolist(), *map(float, out.metrics.values())])

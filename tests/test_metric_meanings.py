@@ -85,7 +85,7 @@ def coins(split: str = "train", **options: object) -> list[Task]:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory) -> dict[str, set[str]]:
-    """Training -> the names of all that it told trackers, wrote to eval.jsonl and summed up."""
+    """Training -> the names of all that it told trackers, wrote to files and summed up."""
     found: dict[str, set[str]] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, __name__, sys.modules[__name__])
@@ -95,7 +95,8 @@ def written(tmp_path_factory) -> dict[str, set[str]]:
 
             def note(event, names=names) -> None:
                 names.update(scalars(event))
-                names.update(f"eval/{name}" for name in (event.metrics or {}) if event.kind == "eval")
+                prefix = {"step": "", "eval": "eval/"}.get(event.kind)
+                names.update(f"{prefix}{name}" for name in (event.metrics or {}) if prefix is not None)
 
             run_dir = tmp_path_factory.mktemp("run") / "run"
             config = load(source, [f"run.dir={run_dir}", *SMALL, *settings])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -9,10 +10,16 @@ import sys
 import pytest
 
 from conftest import logged
+from outside_package import model as outside_model
 from outside_package.engine import PlainEngine, half
+from spear_rl.app.build.training import engine_of
+from spear_rl.app.config import load
+from spear_rl.cli.train import frozen_start
 from spear_rl.engines.models.tiny import tiny_model
+from spear_rl.errors import ConfigError
 from spear_rl.rollout import Sampling
 from spear_rl.testing import check_engine
+from spear_rl.train.callbacks import Event
 from spear_rl.types import Completion
 
 SMALL = ["lookup", "sft.episodes=8", "sft.epochs=1", "eval.tasks=4", "rollout.num_tasks=2", "run.checkpoint_every=1"]
@@ -59,6 +66,33 @@ def test_an_adapters_folder_cannot_name_code_to_run(spear, tmp_path):
     code, text = spear("train", *SMALL, f"run.dir={tmp_path / 'other'}", f"engine.model={stolen}")
     assert code == 2, text
     assert "'outside_package.model:make' is no folder and no built-in model" in text
+
+
+def test_garbage_is_not_collected_while_a_model_loads_and_is_again_also_if_that_fails(monkeypatch):
+    found = []
+
+    def raises():
+        found.append(gc.isenabled())
+        raise OSError("no disk")
+
+    monkeypatch.setattr(outside_model, "raises", raises)
+    with pytest.raises(ConfigError, match="no disk"):
+        engine_of(load("lookup", ["engine.model=outside_package.model:raises"]))
+    assert found == [False]
+    assert gc.isenabled()
+
+
+def test_what_the_first_step_leaves_is_not_collected_until_the_run_ends():
+    with frozen_start() as freeze:
+        freeze(Event("eval", 0))
+        assert gc.get_freeze_count() == 0, "compilation is still to come"
+        freeze(Event("step", 0))
+        count = gc.get_freeze_count()
+        assert count > 10_000
+        later = [[] for _ in range(1000)]
+        freeze(Event("step", 1))
+        assert gc.get_freeze_count() <= count, f"not {len(later)} objects more"
+    assert gc.get_freeze_count() == 0
 
 
 WRONG = {

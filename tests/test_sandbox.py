@@ -297,6 +297,11 @@ def test_a_traceback_shows_the_codes_own_lines_and_no_path_of_the_host(pool):
         assert "spear_rl" not in error
 
 
+def test_a_traceback_counts_lines_as_the_parser_does(pool):
+    error = pool.run("x = 'a\u2028b\x0cc'\n1 / 0\n").error
+    assert '  File "<cell 1>", line 2, in <module>\n    1 / 0\n' in error
+
+
 def test_a_syntax_error_points_at_its_place(pool):
     error = pool.run("x = 1\nif x\n    pass").error
     assert error.splitlines()[0] == '  File "<cell 1>", line 2'
@@ -780,7 +785,7 @@ def test_fusion_that_is_not_there_is_said():
 
 
 @given(
-    before=st.sampled_from(["", "é = 'é'; ", "x = [1,\n 2]\n", "# é\n"]),
+    before=st.sampled_from(["", "é = 'é'; ", "x = [1,\n 2]\n", "# é\n", "x = 'a\u2028b\x0cc'\n", "x = 1\r\n"]),
     after=st.sampled_from(["", "  # é", "\n\n"]),
     value=st.sampled_from(["1, 2", "(3\n + 4)", "'é' * 2", "lambda: 0", "[n for n in (1,)]", "1 if 1 else 2"]),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -450,3 +451,28 @@ def test_verls_rows_are_clipped_about_the_same_means():
     assert nothing["covariance_clip_fraction"] == 0
     assert torch.equal(alone[0][0].batch.advantages, replayed(terms[1])[0].batch.advantages)
     assert not torch.equal(held.batch.advantages, replayed(terms[1])[0].batch.advantages)
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), float("-inf")])
+def test_a_reward_that_is_no_number_is_one_sentence_and_neither_trains_nor_is_stored(reward):
+    algorithm = spear(grpo(), imitation=1.0)
+    engine, broken = RecordingEngine(None, [""]), [group(1.0, 0.0), group(reward, 0.0)]
+    with pytest.raises(ValueError, match="not all of them finite"):
+        train_step(0, collect=lambda _: broken, algorithm=algorithm, engine=engine, rng=random.Random(0))
+    assert not engine.updates
+    assert not algorithm.imitation.buffer.items
+
+
+@pytest.mark.parametrize("priority", [(), ("fresh",), ("confident", "rare")])
+@pytest.mark.parametrize("off", [{"imitation": 0.0}, {"imitation": 1.0, "fraction": 0.0}])
+def test_a_replay_of_nothing_takes_no_random_number_from_the_base(off, priority):
+    """Mini-batches are drawn from the same stream."""
+    played = [[group(1.0, 0.0, 0.5), group(0.25, 1.0, 0.0)] for _ in range(4)]
+    (base, _), (own, _) = (
+        lived(algorithm, *played, num_minibatches=3)
+        for algorithm in (grpo(), spear(grpo(), bonus=None, priority=priority, **off))
+    )
+    assert [len(terms) for terms in own] == [len(terms) for terms in base]
+    for one, other in zip(itertools.chain(*own), itertools.chain(*base), strict=True):
+        assert torch.equal(one.batch.advantages, other.batch.advantages)
+        assert torch.equal(one.batch.input_ids, other.batch.input_ids)

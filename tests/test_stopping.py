@@ -21,12 +21,13 @@ import pool_games as games
 from conftest import logged
 from spear_rl.app.config import load
 from spear_rl.app.resume import command_to_go_on
-from spear_rl.app.train import train_from
+from spear_rl.app.train import sft_from, train_from
 from spear_rl.errors import ConfigError
 from spear_rl.io import signals
 from spear_rl.io.signals import Stop, Stopped, stop_on_signals
 from spear_rl.rollout import Task
 from spear_rl.rollout.workers.pool import Pool
+from spear_rl.train import checkpoint
 
 HERE = Path(__file__).parent
 SMALL = [
@@ -349,6 +350,27 @@ def test_auto_says_that_a_cold_start_is_finished(spear, tmp_path):
     code, text = spear("train", *line[1:])
     assert code == 2, text
     assert "was begun by `spear sft`" in text
+
+
+@pytest.mark.parametrize("moment", ["before its checkpoint is deleted", "while it is deleted"])
+def test_auto_deletes_the_checkpoint_of_a_cold_start_that_was_killed_after_its_result(
+    spear, tmp_path, monkeypatch, moment
+):
+    def killed(path: Path) -> None:
+        if moment == "while it is deleted":
+            os.rename(path, path.with_name(f".old_{path.name}"))
+        raise SystemExit("killed")
+
+    settings = [f"run.dir={tmp_path / 'run'}", *TINY, "sft.checkpoint_seconds=0", "run.resume=auto"]
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "remove_folder", lambda path: killed(path) if path.name == "cold_start" else None)
+        with pytest.raises(SystemExit, match="killed"):
+            sft_from(load("lookup", settings))
+    assert {"cold_start", ".old_cold_start"} & {path.name for path in (tmp_path / "run").iterdir()}
+    code, text = spear("sft", "lookup", *settings)
+    assert code == 0, text
+    assert "is finished: nothing is left to do" in text
+    assert not {"cold_start", ".old_cold_start"} & {path.name for path in (tmp_path / "run").iterdir()}
 
 
 @pytest.mark.parametrize("content", ["notes.txt", "slurm-1.out", "model"])

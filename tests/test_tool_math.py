@@ -147,7 +147,12 @@ def test_blank_code_is_no_tool_use_beside_code_that_is():
     assert len(Session.opened[-1].codes) == 1
 
 
-BLOCKS = {"code": "<code>\nprint(6*7)\n</code>", "fenced": "```python\nprint(6*7)\n```"}
+BLOCKS = {
+    "code": "<code>\nprint(6*7)\n</code>",
+    "fenced": "```python\nprint(6*7)\n```",
+    # As Qwen2.5-Coder writes it when it is reminded of the format.
+    "json": '```json\n{\n  "name": "code_interpreter",\n  "arguments": {\n    "code": "print(6*7)"\n  }\n}\n```',
+}
 
 
 @pytest.mark.parametrize("formats", FORMATS)
@@ -170,6 +175,10 @@ def test_other_formats_of_a_call_are_run_where_they_are_switched_on(block, forma
         ("```python\n# nothing\n```", INADMISSIBLE),
         ("```text\n1\n```", "void"),
         ("```\n1\n```", "void"),
+        ('{"name": "code_interpreter", "arguments": {"code": "print(1)', "bad_json"),
+        ('{"name": "code_interpreter"}', INADMISSIBLE),
+        ('<tool_call>{"name": "code_interpreter", "arguments": {"code": "print(1)"}}', "unclosed_tag"),
+        ('{"name": "search"}', "void"),
     ],
 )
 def test_a_broken_block_is_answered_with_the_reason(text, invalid):
@@ -180,7 +189,7 @@ def test_a_broken_block_is_answered_with_the_reason(text, invalid):
 
 def test_a_block_in_code_tags_may_be_fenced_and_the_options_say_so_to_the_policy():
     assert [found.code.strip() for found in tool_calls("<code>```python\n1+1\n```</code>", formats="all")] == ["1+1"]
-    for formats, words in {"code": "<code></code>", "fenced": "```python block"}.items():
+    for formats, words in {"code": "<code></code>", "fenced": "```python block", "json": "the JSON alone"}.items():
         task = tool_math.tasks("train", level="tiny", calls=formats, max_tasks=1)[0]
         env = task.make_env()
         env.reset()

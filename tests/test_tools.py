@@ -206,6 +206,13 @@ def test_problems_come_from_a_file_and_their_content_decides_their_split(tmp_pat
     assert len(names) == 60
 
 
+def test_a_problem_may_hold_a_unicode_line_separator(tmp_path, user_module):
+    row = {"question": "one\u2028two\x85three?", "answer": 3, "split": "train"}
+    (tmp_path / "problems.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n", "utf-8")
+    [task] = ENVIRONMENTS["tools"]("train", tools=f"{user_module}:add", problems="problems.jsonl")
+    assert task.make_env().reset().text == row["question"]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -304,6 +311,11 @@ SERVER = textwrap.dedent(
         return "x" * 10_000_000
 
     @server.tool()
+    def nothing() -> str:
+        "Gives an empty text."
+        return ""
+
+    @server.tool()
     def fails() -> str:
         "Fails."
         raise ValueError("no")
@@ -328,6 +340,7 @@ def test_an_mcp_server_that_dies_fails_the_episode_in_one_sentence_and_is_starte
     assert "5" in env.step("add(a=2, b=3)").observation.text
     assert "characters, of which" in env.step("much()").observation.text
     assert "Error" in env.step("fails()").observation.text
+    assert env.step("nothing()").observation.text == "<tool_response>\n\n</tool_response>"
     with pytest.raises(RuntimeError, match="does not answer") as caught:
         env.step("die()")
     assert "\n" not in str(caught.value)

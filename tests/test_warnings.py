@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +16,17 @@ import pytest
 from conftest import logged
 from spear_rl.app.build import warnings
 from spear_rl.app.build.warnings import WINDOW, RunWatch
-from spear_rl.app.config import Config, load
+from spear_rl.app.config import Config, flat, load
 from spear_rl.app.show import run_overview
 from spear_rl.io.jsonl import append_row
+from spear_rl.rollout import Observation, StepResult, Task
 from spear_rl.train.callbacks import WARNINGS, Event
-from spear_rl.train.step import rollout_metrics
+from spear_rl.train.step import note_families, rollout_metrics
 from spear_rl.types import Completion, Group, Stop, Trajectory, Turn
 
 DOCS = Path(__file__).parents[1] / "docs"
-KINDS = {"tools", "entropy", "replay", "easy_wins", "flat_groups", "overlong", "invalid"}
-Row = dict[str, float]
+KINDS = {"tools", "entropy", "replay", "easy_wins", "flat_groups", "overlong", "invalid", "forgotten"}
+Row = dict[str, Any]
 
 
 def healthy(step: int, rng: random.Random | None = None) -> Row:
@@ -87,6 +91,22 @@ def changed(**values: Any) -> Callable[[int], Row]:
     }
 
 
+def families(*, tasks: int = 16, seed: int = 0, **rates: Any) -> Callable[[int], Row]:
+    """Groups of eight by family, most of which win or lose together; a rate may be a function of the step."""
+
+    def row(step: int) -> Row:
+        rng, found = random.Random(f"{seed}/{step}"), dict[str, list[float]]()
+        for name in rng.choices(list(rates), k=tasks):
+            rate = rates[name](step) if callable(rates[name]) else rates[name]
+            chance = rng.betavariate(rate, 1 - rate)
+            found.setdefault(name, []).append(sum(rng.random() < chance for _ in range(8)) / 8)
+        return {"rollout/by_family": found}
+
+    return row
+
+
+FALL = after(25, 0.02, before=0.5)
+FORGOTTEN = families(pick=0.6, heat=lambda s: 0.3 + 0.3 * s / 60, pick_two=FALL)
 SILENT = {"replay__fired": 0.0, "replay__group_success": float("nan")}
 EMPTY = SILENT | {"replay__buffer_size": 0.0, "replay__eligible": 0.0}
 BREAKING: dict[str, tuple[str, Callable[[int], Row], list[str], list[str]]] = {
@@ -141,6 +161,42 @@ BREAKING: dict[str, tuple[str, Callable[[int], Row], list[str], list[str]]] = {
         changed(**SILENT, replay__eligible=0.0, replay__buffer_size=123.0, replay__baseline=1.0),
         ["none of the 123 stored episodes earns more than the baseline 1", "algorithm.imitation.percentile (it is 40)"],
         ["algorithm.imitation.percentile=40"],
+    ),
+    "the gate of siblings is shut": (
+        "replay",
+        changed(**SILENT, replay__eligible=0.0, replay__buffer_size=123.0, replay__baseline=1.0),
+        ["baseline 1: set algorithm.imitation.baseline=percentile, or set algorithm.imitation.per_family=true"],
+        ["algorithm.imitation.baseline=siblings"],
+    ),
+    "a priority draws nothing": (
+        "replay",
+        changed(**SILENT, replay__eligible=40.0, replay__never_drawn=40.0),
+        ["draws none of the 40 that qualify", 'set algorithm.imitation.priority=["fresh"]'],
+        ['algorithm.imitation.priority=["medium", "fresh"]'],
+    ),
+    "all replayed rows are held back": (
+        "replay",
+        changed(replay__held_back=0.97),
+        ["97% of its rows do not train: raise algorithm.imitation.max_second_moment (it is 1.1)"],
+        ["algorithm.imitation.max_second_moment=1.1"],
+    ),
+    "tools die in spite of a bonus by success": (
+        "tools",
+        changed(rollout__tool_turns=lambda s: 2.0 if s < 10 else 0.3, rollout__success=0.31),
+        ["0.31: raise algorithm.bonus.target (it is 0.5), or begin with more demonstrations (sft.episodes)"],
+        ["algorithm.bonus.mode=success", "algorithm.imitation.require_tool=true"],
+    ),
+    "tools die in spite of a constant bonus": (
+        "tools",
+        changed(rollout__tool_turns=lambda s: 2.0 if s < 10 else 0.3, rollout__success=0.31),
+        ["0.31: begin with more demonstrations (sft.episodes)"],
+        ["algorithm.bonus.mode=constant", "algorithm.imitation.enabled=false"],
+    ),
+    "entropy falls in spite of a bonus and a clip": (
+        "entropy",
+        changed(policy__entropy=0.001),
+        ["any more: raise algorithm.entropy_bonus (it is 0.01), or lower optim.learning_rate"],
+        ["algorithm.entropy_bonus=0.01", "algorithm.covariance.on_policy=clip"],
     ),
     "never full": (
         "replay",
@@ -213,6 +269,35 @@ BREAKING: dict[str, tuple[str, Callable[[int], Row], list[str], list[str]]] = {
         ["of the turns are invalid over 10 steps: raise algorithm.invalid_penalty (it is", "sft.episodes (it is"],
         [],
     ),
+    "a family is forgotten": (
+        "forgotten",
+        FORGOTTEN,
+        [
+            "success in the task family 'pick_two' fell from 0.",
+            "to 0.",
+            "that of the others went from 0.",
+            'set algorithm.imitation.priority=["family"], so',
+        ],
+        [],
+    ),
+    "a family is forgotten under another priority and draw": (
+        "forgotten",
+        FORGOTTEN,
+        ['set algorithm.imitation.priority=["rare", "family"] and algorithm.imitation.draw=every_step, so'],
+        ['algorithm.imitation.priority=["rare"]', "algorithm.imitation.draw=when_full"],
+    ),
+    "a family is forgotten although it is drawn": (
+        "forgotten",
+        FORGOTTEN,
+        ["is being forgotten: lower algorithm.imitation.weight (it is 0.7)"],
+        ['algorithm.imitation.priority=["family"]', "algorithm.imitation.weight=0.7"],
+    ),
+    "a family is forgotten without replay": (
+        "forgotten",
+        FORGOTTEN,
+        ["is being forgotten: look at its episodes with `spear view`"],
+        ["algorithm.name=grpo"],
+    ),
 }
 
 
@@ -228,6 +313,23 @@ def test_every_warning_has_a_stream_that_brings_it_once(name: str, tmp_path: Pat
     assert "nan" not in text
     assert "\n" not in text
     assert len(text) < 400
+
+
+@pytest.mark.parametrize("name", BREAKING)
+def test_a_warning_names_settings_that_exist_and_recommends_a_value_that_changes_them(
+    name: str, tmp_path: Path
+) -> None:
+    _, change, _, overrides = BREAKING[name]
+    text = "; ".join(text for *_, text in watched(tmp_path, stream(change), *overrides))
+    known = flat(config(*overrides))
+    named = re.findall(r"\b((?:algorithm|rollout|sft|optim|run)\.[a-z_.]*[a-z_])", text)
+    assert set(named) <= known.keys()
+    for key, value in re.findall(r"(?:set|or|and) ([a-z_]+\.[a-z_.]+)=(\[[^]]*\]|[^\s,;:)]+)", text):
+        assert flat(config(*overrides, f"{key}={value}"))[key] != known[key]
+
+
+def test_replay_that_rests_for_no_known_reason_brings_no_false_one(tmp_path: Path) -> None:
+    assert watched(tmp_path, stream(changed(**SILENT))) == []
 
 
 def test_the_streams_bring_every_kind() -> None:
@@ -282,6 +384,121 @@ def test_replay_that_is_off_or_not_due_is_no_fault(tmp_path: Path) -> None:
     assert watched(tmp_path / "base", without) == []
 
 
+def test_families_that_only_differ_by_chance_are_next_to_never_a_fault(tmp_path: Path) -> None:
+    found = 0
+    for seed in range(100):
+        (tmp_path / str(seed)).mkdir()
+        level = families(seed=seed, a=0.1, b=0.2, c=0.3, d=0.4, e=0.5, f=0.7)
+        found += len(watched(tmp_path / str(seed), stream(level)))
+    assert found <= 3  # with three standard errors instead of four it is 25
+
+
+@pytest.mark.parametrize("others", [FALL, after(25, 0.25, before=0.5)])
+def test_families_that_fall_together_are_not_forgotten(others: Callable[[int], float], tmp_path: Path) -> None:
+    assert watched(tmp_path, stream(families(pick=others, heat=others, pick_two=FALL))) == []
+
+
+def test_a_single_family_or_none_is_never_forgotten(tmp_path: Path) -> None:
+    assert watched(tmp_path, stream(families(pick_two=FALL), steps=60)) == []
+    (tmp_path / "none").mkdir()
+    assert watched(tmp_path / "none", stream(changed(rollout__by_family={}))) == []
+
+
+@pytest.mark.parametrize(("tasks", "times"), [(3, 0), (16, 1)])
+def test_few_groups_say_nothing_about_a_family(tasks: int, times: int, tmp_path: Path) -> None:
+    assert len(watched(tmp_path, stream(families(tasks=tasks, pick=0.6, pick_two=FALL)))) == times
+
+
+def test_a_family_that_falls_to_more_than_half_is_no_fault(tmp_path: Path) -> None:
+    worse = families(tasks=200, pick=0.6, pick_two=after(25, 0.6, before=0.9))
+    assert watched(tmp_path, stream(worse)) == []
+
+
+def test_the_name_of_a_forgotten_family_cannot_break_the_line(tmp_path: Path) -> None:
+    name = "pick\n\x1b[31m" + "two" * 100
+    [(_, kind, text)] = watched(tmp_path, stream(families(**{"pick": 0.6, name: FALL})))
+    assert (kind, "pick" in text, "\n" in text, "\x1b" in text, len(text) < 400) == (
+        "forgotten",
+        True,
+        False,
+        False,
+        True,
+    )
+
+
+DAMAGED = [7, "pick", [0.1], {"pick": 0.3}, {"pick": None, "two": ["x", None, float("nan")]}, {"pick": [], "two": []}]
+
+
+@pytest.mark.parametrize("value", DAMAGED, ids=str)
+def test_families_that_are_not_as_they_are_written_bring_no_warning(value: Any, tmp_path: Path) -> None:
+    assert watched(tmp_path, stream(changed(rollout__by_family=value))) == []
+    (tmp_path / "later").mkdir()
+    later = [row | ({"rollout/by_family": value} if step % 2 else {}) for step, row in enumerate(stream(FORGOTTEN))]
+    assert {kind for _, kind, _ in watched(tmp_path / "later", later)} <= {"forgotten"}
+
+
+PLAYED = Counter[str]()
+
+
+class Fading:
+    """A game that any answer wins; in the family `lost` only the first 240 episodes do."""
+
+    def __init__(self, family: str) -> None:
+        self._family = family
+
+    def reset(self) -> Observation:
+        PLAYED[self._family] += 1
+        self._wins = self._family == "kept" or PLAYED[self._family] <= 240
+        return Observation("heads or tails?", choices=("heads", "tails"))
+
+    def step(self, action: str) -> StepResult:
+        return StepResult(Observation("over"), reward=float(self._wins), done=True, success=self._wins)
+
+    def close(self) -> None:
+        pass
+
+
+def fading(split: str = "train", **options: object) -> list[Task]:
+    kinds = ("kept", "lost", "")
+    return [Task(f"{split}/{n}", partial(Fading, kinds[n % 3]), family=kinds[n % 3]) for n in range(9)]
+
+
+def test_a_training_counts_the_groups_of_each_family_and_warns_of_the_one_that_it_forgets(spear, tmp_path) -> None:
+    PLAYED.clear()
+    run = tmp_path / "run"
+    settings = [
+        f"task.env={__name__}:fading", "run.steps=32", "rollout.num_tasks=9", "rollout.group_size=4", "eval.tasks=0",
+        "sft.episodes=0", "run.threads=1", "run.checkpoint_every=26", "run.trajectories_every=0",
+    ]  # fmt: skip
+    code, text = spear("train", "lookup", f"run.dir={run}", *settings)
+    assert code == 0, text
+    rows = logged(run)
+    counted = [row["rollout/by_family"] for row in rows]
+    assert counted[:19] == [{"kept": [1.0] * 3, "lost": [1.0] * 3}] * 19  # a check before the run plays some, too
+    assert counted[20:] == [{"kept": [1.0] * 3, "lost": [0.0] * 3}] * 12
+    found = [
+        (row["step"], w["text"]) for row in logged(run, WARNINGS) for w in row["warnings"] if w["kind"] == "forgotten"
+    ]
+    [(step, sentence)] = found
+    assert 20 < step < 30
+    assert sentence.startswith("success in the task family 'lost' fell from 1.00 to 0.")
+    assert f"warning at step {step}: {sentence}" in text
+
+
+def test_tasks_that_return_or_restart_and_those_without_a_family_do_not_count_for_one() -> None:
+    def group(success: bool, **info: str) -> Group:
+        return Group("t", [Trajectory([], stop=Stop.DONE, success=success)] * 3, info=info)
+
+    groups = [
+        group(True, family="a"), group(False, family="a", origin="fresh"), group(True, family="b", origin="fresh"),
+        group(False, family="a", origin="returned"), group(True, family="b", origin="restarted"), group(True),
+        Group("t", [], info={"family": "c"}, num_failed=3),
+    ]  # fmt: skip
+    found: dict[str, list[float]] = {}
+    note_families(found, None, groups)
+    assert found == {"a": [1.0, 0.0], "b": [1.0]}
+
+
 @pytest.mark.parametrize("broken", [{}, {"rollout/success": float("nan")}, {"rollout/success": None}, {"x": "y"}])
 def test_metrics_that_are_missing_or_no_numbers_bring_no_warning(broken: dict[str, Any], tmp_path: Path) -> None:
     assert watched(tmp_path, [broken] * 40) == []
@@ -295,8 +512,10 @@ def test_a_warning_comes_again_only_after_it_was_gone_for_long(gone: int, times:
     assert len(watched(tmp_path, stream(invalid, steps=120))) == times
 
 
-@pytest.mark.parametrize("name", ["tools die", "all too old", "more and more turns are cut off", "invalid turns"])
-@pytest.mark.parametrize("cut", [1, 9, 12, 33, 59])
+@pytest.mark.parametrize(
+    "name", ["tools die", "all too old", "more and more turns are cut off", "invalid turns", "a family is forgotten"]
+)
+@pytest.mark.parametrize("cut", [1, 9, 12, 28, 33, 59])
 def test_a_resumed_run_warns_as_a_whole_one_and_repeats_nothing(name: str, cut: int, tmp_path: Path) -> None:
     _, change, _, overrides = BREAKING[name]
     rows, whole, resumed = stream(change), tmp_path / "whole", tmp_path / "resumed"
@@ -430,6 +649,6 @@ def test_the_documentation_has_the_thresholds_of_the_code() -> None:
     for figure in (
         warnings.WINDOW, warnings.START, warnings.SOLVED, warnings.NEARLY_SOLVED, warnings.LEAST_TOOL_TURNS,
         warnings.RISE, warnings.LEAST_ENTROPY, warnings.EASY, warnings.EASY_GAP, warnings.LOST, warnings.MOSTLY_WON,
-        warnings.GROWN_TRUNCATED,
+        warnings.GROWN_TRUNCATED, warnings.HELD_BACK, warnings.OTHERS_KEPT, warnings.LEAST_GROUPS, warnings.ERRORS,
     ):  # fmt: skip
         assert f"{figure:g}" in table

@@ -58,7 +58,8 @@ def row(key: str, default: str, comments: list[str]) -> str:
     allowed = "true, false or unset" if allowed == "or unset" else re.sub(r"^a path of .*", "a path", allowed)
     meaning = meaning[: limits.start()] if limits else meaning
     names = [choice.split(":")[0] for choice in choices]
-    allowed = ", ".join(f"`{name}`" for name in names) or allowed
+    if names and not allowed.endswith(f", or {names[-1]}"):  # a number, or a word
+        allowed = ", ".join(f"`{name}`" for name in names)
     explained = [f"`{name}`: {choice.split(':', 1)[1].strip()}" for name, choice in zip(names, choices, strict=True)]
     cells = (f"`{key}`", f"`{default}`" if default else "unset", allowed, "<br>".join([meaning, *explained]))
     return "| " + " | ".join(cell.replace("|", "\\|").replace("</", "&lt;/") for cell in cells) + " |"

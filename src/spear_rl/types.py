@@ -9,10 +9,11 @@ reward      the task's own; bonus and shaping are ours and are kept apart from i
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import fmean
+from typing import Any
 
 Metrics = dict[str, float]
 
@@ -52,14 +53,19 @@ class ShortPrompt(ImagePrompt):
         self.max_new_tokens, self.seed = max_new_tokens, seed
 
 
+def images_of(prompt: list[int]) -> tuple[bytes, ...]:
+    """The prompt's images, as PNG files."""
+    return prompt.images if isinstance(prompt, ImagePrompt) else ()
+
+
 def limit_of(prompt: list[int], most: int) -> int:
     """The most tokens of a prompt's completion: `most`, or the prompt's own limit if that is lower."""
-    return min(most, getattr(prompt, "max_new_tokens", most))
+    return min(most, prompt.max_new_tokens) if isinstance(prompt, ShortPrompt) else most
 
 
 def seed_of(prompt: list[int]) -> int | None:
     """The prompt's own random seed, if it has one."""
-    return getattr(prompt, "seed", None)
+    return prompt.seed if isinstance(prompt, ShortPrompt) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +106,16 @@ class Turn:
     """The images in the prompt, in order, as PNG files."""
     action: str | None = None
     """The action that the environment found in the answer, empty if none; None where it does not say."""
+
+
+def turn_as_dict(turn: Turn) -> dict[str, Any]:
+    """A turn in plain values, which `turn_from_dict` reads back."""
+    completion = {name: getattr(turn.completion, name) for name in Completion.__slots__}
+    return {name: getattr(turn, name) for name in Turn.__slots__} | {"completion": completion}
+
+
+def turn_from_dict(saved: Mapping[str, Any]) -> Turn:
+    return Turn(**{**saved, "completion": Completion(**saved["completion"])})
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
@@ -29,6 +29,13 @@ METRICS = {
 """What `Algorithm.observed` reports."""
 
 
+AdvantageFn = Callable[[Sequence[Group]], list[list[float]]]
+"""Groups in; for every episode, in order, one advantage per turn out."""
+
+Filter = Callable[[Sequence[Group]], list[list[str]]]
+"""Groups in; for every episode, in order, one reason per turn out: why it does not train, or "" if it does."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfImitation:
     """A buffer, a baseline, and the loss its episodes are trained with."""
@@ -45,7 +52,7 @@ class SelfImitation:
     unit: Literal["episodes", "turns"] = "episodes"
     """What `full_size` and the buffer's capacity count."""
     gate: Literal["both", "old", "new"] = "both"
-    """Which advantage must be positive: at admission (old), against today's baseline (new), or both."""
+    """Which advantage must be positive: at admission (old), against the current baseline (new), or both."""
     baseline: Literal["percentile", "siblings"] = "percentile"
     """What A' = R - b compares with: a percentile of recent group means; or the mean of its own group when it was
     played, or of its family (of all, without `families`) in the last `max_age` steps if that is higher."""
@@ -57,7 +64,7 @@ class SelfImitation:
     with siblings by its own group's."""
     reweight: float | None = None
     """Instead of recalibrating: A' = reweight * A."""
-    admission: Callable[[Sequence[Group]], list[list[float]]] | None = None
+    admission: AdvantageFn | None = None
     """Advantages by the task's reward alone: an episode is admitted where theirs is positive. None: by those given."""
     skip_invalid: bool = True
     """Turns that the environment could not act on, or that hit their token limit, are not replayed."""
@@ -69,14 +76,14 @@ class SelfImitation:
     """In the on-policy optimizer step, or in optimizer steps of its own after it."""
     scale_by_rows: bool = True
     """Weigh the replay term by episodes drawn over episodes wanted; if off, one episode weighs as much as all."""
-    step_parts: Callable[[Sequence[Group]], list[list[float]]] | None = None
+    step_parts: AdvantageFn | None = None
     """Also keep these per-turn parts of the advantage, and add them to A'."""
     join_lost: bool = False
     """The training step adds a stored win of the same task to a group that lost, before advantages are computed."""
     families: dict[str, RewardHistory] | None = None
     """One baseline per task family instead of a global one; a family is added when it is first played."""
     outcomes: Outcomes = field(default_factory=Outcomes, repr=False)
-    """What became of the groups of the last `max_age` steps."""
+    """Results of the groups of the last `max_age` steps."""
     generator: torch.Generator | None = field(default=None, repr=False, compare=False)
     """The random stream of the loss: part of the state, like buffer and history."""
 
@@ -92,7 +99,7 @@ class SelfImitation:
         self.outcomes.add(outcomes, oldest=step - self.buffer.max_age)
 
     def draw(self, step: int, rng: random.Random, *, num_played: int) -> Replay:
-        """Stored episodes that pass the gate today, with one recalibrated advantage per turn."""
+        """Stored episodes that pass the gate at this step, with one recalibrated advantage per turn."""
         self.buffer.drop_stale(step)
         stored = list(self.buffer.items)
         baseline = self.history.percentile(self.percentile) if len(self.history) else None
@@ -121,18 +128,18 @@ class SelfImitation:
             return Replay(metrics=metrics)
         if self.draw_when == "when_full":
             self.buffer.clear()
-        today = self._advantages(drawn, baseline) if advantages is None else [advantages[n] for n in chosen]
-        today = [a * self.age_decay ** (step - s.step) for a, s in zip(today, drawn, strict=True)]
-        metrics |= buffer.drawn_metrics(drawn, today, step)
+        current = self._advantages(drawn, baseline) if advantages is None else [advantages[n] for n in chosen]
+        current = [a * self.age_decay ** (step - s.step) for a, s in zip(current, drawn, strict=True)]
+        metrics |= buffer.drawn_metrics(drawn, current, step)
         if self.priority:
             metrics["replay/task_success"] = fmean(self.outcomes.success_rates(s.item for s in drawn))
             metrics["replay/surprisal"] = fmean(s.item.surprisal for s in drawn)
         return Replay(
             trajectories=[s.item.trajectory for s in drawn],
-            turn_advantages=[[a + part for part in s.item.step_parts] for a, s in zip(today, drawn, strict=True)],
+            turn_advantages=[[a + part for part in s.item.step_parts] for a, s in zip(current, drawn, strict=True)],
             dropped=list(chosen.values()),
             share=share if self.scale_by_rows else 1.0,
-            drawn=list(zip(drawn, today, strict=True)),
+            drawn=list(zip(drawn, current, strict=True)),
             metrics=metrics,
         )
 
@@ -213,8 +220,8 @@ class SelfImitation:
         """The baseline b of each stored episode in A' = R - b; `baseline` is the percentile over all families."""
         families = self._families(stored)
         if self.baseline == "siblings":
-            today = {family: found.reward / found.episodes for family, found in self.outcomes.by_family().items()}
-            now = [today.get(None if self.families is None else family) for family in families]
+            by_family = {family: found.reward / found.episodes for family, found in self.outcomes.by_family().items()}
+            now = [by_family.get(None if self.families is None else family) for family in families]
             pairs = [
                 [m for m in (s.item.group_mean, mean) if m is not None] for s, mean in zip(stored, now, strict=True)
             ]
@@ -242,20 +249,14 @@ class SelfImitation:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.buffer.load_state_dict({"items": [(from_dict(d), *rest) for d, *rest in state["buffer"]["items"]]})
+        read = partial(from_dict, needs_surprisal=bool(self.priority))
+        self.buffer.load_state_dict({"items": [(read(d), *rest) for d, *rest in state["buffer"]["items"]]})
         self.history.load_state_dict(state["history"])
         self.outcomes.load_state_dict(state.get("outcomes", {"groups": []}))
         if self.families is not None:
             self.families.clear()
             for name, saved in state["families"].items():
                 self._history(name).load_state_dict(saved)
-
-
-AdvantageFn = Callable[[Sequence[Group]], list[list[float]]]
-"""Groups in; for every episode, in order, one advantage per turn out."""
-
-Filter = Callable[[Sequence[Group]], list[list[str]]]
-"""Groups in; for every episode, in order, one reason per turn out: why it does not train, or "" if it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,8 +283,9 @@ class Algorithm:
     imitation: SelfImitation | None = None
     critic: Critic | None = None
     """None: the advantages are a function of the groups alone, and the engine needs no critic."""
-    entropy_floor: float = 0.0
-    """In nats per token: below it an entropy bonus is added to the on-policy loss, whose weight grows step by step."""
+    entropy_floor: float | Literal["auto"] = 0.0
+    """In nats per token: below it an entropy bonus is added to the on-policy loss, whose weight grows step by step.
+    auto: half of what the run starts with."""
     generator: torch.Generator | None = field(default=None, repr=False, compare=False)
     """The random stream its on-policy loss draws from: state that a checkpoint holds, seeded by the run."""
     running: Running = field(default_factory=Running, repr=False, compare=False)
@@ -324,8 +326,8 @@ class Algorithm:
         """The on-policy loss of this step: with the entropy bonus that holds up the floor."""
         if not self.running.entropy_weight or not self.entropy_floor:
             return self.loss
-        bonus = self.loss.entropy_bonus + self.running.entropy_weight  # type: ignore[attr-defined]
-        return replace(self.loss, entropy_bonus=bonus)  # type: ignore[type-var]
+        loss: Any = self.loss  # it has such a field, see `__post_init__`
+        return cast(LossFn, replace(loss, entropy_bonus=loss.entropy_bonus + self.running.entropy_weight))
 
     def observed(self, metrics: Metrics, step: int) -> Metrics:
         """Take in a step's metrics; returns them with those of what follows the run."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import pstdev
 
+from spear_rl.replay.buffer import finite_rewards
 from spear_rl.rollout.env import INADMISSIBLE, NO_THOUGHT
 from spear_rl.types import Group, Turn
 
@@ -77,9 +78,10 @@ class FlatGroups:
     keep: float = 0.75
 
     def __call__(self, groups: Sequence[Group]) -> list[list[str]]:
-        spreads = [pstdev([t.score for t in group.trajectories]) if group.trajectories else 0.0 for group in groups]
+        spreads = [pstdev([t.score for t in g.trajectories]) if finite_rewards(g) else 0.0 for g in groups]
         ranked = sorted(range(len(groups)), key=lambda i: -spreads[i])
-        kept = {i for i in ranked[: math.ceil(self.keep * len(groups))] if spreads[i] > 0}
+        most = math.ceil(round(self.keep * len(groups), 9))  # 0.28 * 25 is a little above 7
+        kept = {i for i in ranked[:most] if spreads[i] > 0}
         return [
             ["" if i in kept else "flat_group"] * len(t.turns)
             for i, group in enumerate(groups)

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -31,7 +31,24 @@ def anchor_of(turn: Turn, anchor: Anchor) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GiGPO:
+class StepCredit:
+    """What GiGPO and its relatives have in common: an episode advantage, plus one among comparable turns."""
+
+    step_weight: float = 1.0
+    episode_weight: float = 1.0
+    divide_by_std: bool = True
+    anchor: Anchor = "state"
+    """What makes two turns visits to the same state, see `anchor_of`."""
+
+    @property
+    def weights(self) -> dict[str, Any]:
+        """How an estimator adds the two parts up."""
+        weights = {"step_weight": self.step_weight, "episode_weight": self.episode_weight}
+        return weights | {"divide_by_std": self.divide_by_std}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiGPO(StepCredit):
     """Episode advantage plus the advantage among visits to the same state of the same task.
 
     A turn's return is the discounted sum of the turns' own rewards and format terms; the episode's bonus belongs to
@@ -39,25 +56,13 @@ class GiGPO:
     """
 
     discount: float = 0.95
-    step_weight: float = 1.0
-    episode_weight: float = 1.0
-    divide_by_std: bool = True
-    anchor: Anchor = "state"
-    """What makes two turns visits to the same state, see `anchor_of`."""
 
     def __call__(self, groups: Sequence[Group]) -> list[list[float]]:
         table = TurnTable(groups, self.anchor)
-        advantages = gigpo_estimator(
-            table.scores,
-            table.groups,
-            table.returns(self.discount),
-            table.states,
-            table.owners,
-            step_weight=self.step_weight,
-            episode_weight=self.episode_weight,
-            divide_by_std=self.divide_by_std,
+        returns = table.returns(self.discount)
+        return table.by_episode(
+            gigpo_estimator(table.scores, table.groups, returns, table.states, table.owners, **self.weights)
         )
-        return table.by_episode(advantages)
 
 
 def gigpo(*, gamma: float = 0.95, step_weight: float = 1.0, clip: float = 0.2, divide_by_std: bool = True) -> Algorithm:

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
-from spear_rl.algorithms.base import Algorithm, Bonus, GroupRelative, SelfImitation, ToolBonus
+from spear_rl.algorithms.base import AdvantageFn, Algorithm, Bonus, GroupRelative, SelfImitation, ToolBonus
 from spear_rl.algorithms.wrapping import AlgorithmError, SettingError, field_names, label, with_settings
 from spear_rl.functional.losses import CovarianceClip, LossFn, Schedule, as_schedule, cosine
-from spear_rl.replay.buffer import PRIORITIES, ByEntropy, BySuccess, Remembered, ReplayBuffer, RewardHistory, Running
+from spear_rl.replay.buffer import PRIORITIES, Remembered, ReplayBuffer, RewardHistory, Running
+from spear_rl.replay.schedules import ByEntropy, BySuccess
 from spear_rl.types import Trajectory
 
 tool_bonus, distinct_tool_bonus = ToolBonus(), ToolBonus(distinct=True)
@@ -119,7 +120,7 @@ def _schedule(coefficient: float | Schedule, running: Running) -> Schedule:
     return replace(schedule, running=running) if isinstance(schedule, BySuccess | ByEntropy) else schedule
 
 
-def _replay_loss(loss: LossFn, covariance: CovarianceClip | None, max_second_moment: float) -> LossFn:
+def _replay_loss(loss: Any, covariance: CovarianceClip | None, max_second_moment: float) -> Any:
     """The on-policy loss without what belongs to on-policy rows only: its entropy bonus and covariance clipping."""
     known = field_names(loss)
     clip = covariance if covariance and covariance.kind != "none" else None
@@ -133,25 +134,27 @@ def _replay_loss(loss: LossFn, covariance: CovarianceClip | None, max_second_mom
         raise SettingError("max_second_moment", f"{label(loss)} has no such field: pass spear a replay_loss with one")
     ours = {"entropy_bonus": 0.0, "covariance": clip, "max_second_moment": max_second_moment}
     own = {name: value for name, value in ours.items() if name in known}
-    return replace(loss, **own) if own else loss  # type: ignore[type-var]
+    return replace(loss, **own) if own else loss
 
 
-def _episode_part(base: Algorithm) -> Any:
+def _episode_part(base: Algorithm) -> AdvantageFn:
     """The base's advantages without a step part: a discounted return would tell apart wins that the task pays alike.
 
     Under a critic it is the siblings that decide, as for every other base: their rewards are what is compared.
     """
     if base.critic:
         return GroupRelative(divide_by_std=False)
-    known, own = field_names(base.advantages), {"step_weight": 0.0}
+    advantages: Any = base.advantages
+    known, own = field_names(advantages), {"step_weight": 0.0}
     if "step_weight" not in known:
         return base.advantages
     if "episode_weight" in known:  # a base may learn from its step part alone
-        own["episode_weight"] = base.advantages.episode_weight or 1.0  # type: ignore[attr-defined]
-    return replace(base.advantages, **own)  # type: ignore[type-var]
+        own["episode_weight"] = advantages.episode_weight or 1.0
+    return cast(AdvantageFn, replace(advantages, **own))
 
 
-def _step_parts(base: Algorithm) -> Any:
-    if "episode_weight" in field_names(base.advantages):
-        return replace(base.advantages, episode_weight=0.0)  # type: ignore[type-var]
+def _step_parts(base: Algorithm) -> AdvantageFn:
+    advantages: Any = base.advantages
+    if "episode_weight" in field_names(advantages):
+        return cast(AdvantageFn, replace(advantages, episode_weight=0.0))
     raise SettingError("keep_step_part", "it needs a base with step advantages, e.g. gigpo, or dr_bot over gigpo")

@@ -4,24 +4,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spear_rl.algorithms.base import Algorithm
-from spear_rl.algorithms.gigpo import Anchor, TurnTable
+from spear_rl.algorithms.gigpo import StepCredit, TurnTable
 from spear_rl.functional import step_credit as estimators
 from spear_rl.functional.losses import ClippedSurrogate
 from spear_rl.types import Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HGPO:
+class HGPO(StepCredit):
     """Episode advantage plus the mean over k of that among turns with the same state and k states before it."""
 
     depth: int = 2
     depth_power: float = 1.0
     """A group that shares k past states weighs (k + 1) to this power."""
     discount: float = 0.95
-    step_weight: float = 1.0
-    episode_weight: float = 1.0
-    divide_by_std: bool = True
-    anchor: Anchor = "state"
 
     def __call__(self, groups: Sequence[Group]) -> list[list[float]]:
         table = TurnTable(groups, self.anchor)
@@ -33,15 +29,13 @@ class HGPO:
             table.owners,
             depth=self.depth,
             depth_power=self.depth_power,
-            step_weight=self.step_weight,
-            episode_weight=self.episode_weight,
-            divide_by_std=self.divide_by_std,
+            **self.weights,
         )
         return table.by_episode(advantages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GraphGPO:
+class GraphGPO(StepCredit):
     """Episode advantage plus the advantage of a turn's progress on the shortest path to success.
 
     The paths are those of the graph that all turns of a group form together, so a good turn of a lost episode gains.
@@ -49,10 +43,6 @@ class GraphGPO:
 
     distance_discount: float = 0.1
     """A turn that makes the shortest path to success one turn longer is worth this share of one that does not."""
-    step_weight: float = 1.0
-    episode_weight: float = 1.0
-    divide_by_std: bool = True
-    anchor: Anchor = "state"
 
     def __call__(self, groups: Sequence[Group]) -> list[list[float]]:
         table = TurnTable(groups, self.anchor)
@@ -64,22 +54,16 @@ class GraphGPO:
             table.owners,
             success_rewards=table.success_rewards(),
             distance_discount=self.distance_discount,
-            step_weight=self.step_weight,
-            episode_weight=self.episode_weight,
-            divide_by_std=self.divide_by_std,
+            **self.weights,
         )
         return table.by_episode(advantages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class G2PO:
+class G2PO(StepCredit):
     """Episode advantage plus what a turn gains in the mean return of states, beside its siblings and in the graph."""
 
     discount: float = 0.95
-    step_weight: float = 1.0
-    episode_weight: float = 1.0
-    divide_by_std: bool = True
-    anchor: Anchor = "state"
 
     def __call__(self, groups: Sequence[Group]) -> list[list[float]]:
         table = TurnTable(groups, self.anchor)
@@ -91,9 +75,7 @@ class G2PO:
             table.states,
             table.owners,
             discount=self.discount,
-            step_weight=self.step_weight,
-            episode_weight=self.episode_weight,
-            divide_by_std=self.divide_by_std,
+            **self.weights,
         )
         return table.by_episode(advantages)
 

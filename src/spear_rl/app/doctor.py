@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from spear_rl.app.build.rollout import tasks_of
-from spear_rl.app.build.training import algorithm_of, check_context, sampling_of
+from spear_rl.app.build.training import algorithm_of, check_context, sampling_of, slots_within
 from spear_rl.app.config import Config, Rollout
 from spear_rl.engines.device import chosen_device, chosen_dtype, free_bytes
 from spear_rl.engines.generation.choice import faster_generator
@@ -21,12 +21,18 @@ from spear_rl.engines.memory import (
     automatic_tokens,
     fitting_tokens,
     footprint,
-    kv_slots,
     training_bytes,
 )
 from spear_rl.engines.models.gguf import gguf_config, is_gguf
-from spear_rl.engines.models.load import is_function, loading_error, located, model_from_function
-from spear_rl.engines.models.lora import adapter_origin, is_adapter, is_linear
+from spear_rl.engines.models.load import (
+    base_of_adapter,
+    is_function,
+    loading_error,
+    located,
+    model_from_function,
+    model_under_adapter,
+)
+from spear_rl.engines.models.lora import is_adapter, is_linear
 from spear_rl.engines.models.positions import position_limit
 from spear_rl.engines.models.tiny import FROM_SCRATCH, TINY_VISION
 from spear_rl.engines.packed.attention import can_pack, has_kernel
@@ -133,15 +139,8 @@ def estimate(config: Config, *, free: int | None = None) -> tuple[Footprint, int
     if is_vllm and is_gpu:
         free -= int(settings.vllm_memory * torch.cuda.mem_get_info(device)[1])
 
-    rollout = config.rollout
-    num_slots, slot_tokens = kv_slots(
-        model.config,
-        dtype,
-        max_context=rollout.max_context,
-        max_new_tokens=rollout.max_new_tokens,
-        num_episodes=rollout.num_tasks * rollout.group_size,
-        room=free - training_bytes(weights, trained, dtype) if is_gpu else None,
-    )
+    rollout, left = config.rollout, free - training_bytes(weights, trained, dtype) if is_gpu else None
+    num_slots, slot_tokens = slots_within(left, config, model.config, dtype)
     longest = min(rollout.max_context + rollout.max_new_tokens, position_limit(model.config) or 1 << 24)
 
     def taken(tokens: int) -> Footprint:
@@ -177,8 +176,10 @@ def model_config(name: str, *, revision: str = "", trust_remote_code: bool = Fal
         return AutoConfig.for_model(shape.pop("model_type"), **shape)
     place = located(name, revision, with_weights=False, with_code=trust_remote_code)
     if is_adapter(place):
-        base, _, commit = adapter_origin(place)
-        return model_config(base.partition(":")[0], revision=commit, trust_remote_code=trust_remote_code)
+        base, commit = base_of_adapter(place)
+        if base.partition(":")[0] in FROM_SCRATCH:  # the adapter's tokenizer says how large it is
+            return model_under_adapter(place)[0].config
+        return model_config(base, revision=commit, trust_remote_code=trust_remote_code)
     if is_gguf(place):
         return gguf_config(place)
     try:

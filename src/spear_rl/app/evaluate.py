@@ -177,7 +177,7 @@ def _with_model(
     episodes: Path | None,
 ) -> Report:  # fmt: skip
     """A run's newest policy under its own settings, or any model under the defaults and `overrides`."""
-    place = Path(model)
+    place = Path(model := os.path.expanduser(model))
     homes = [place, place.parent, place.parent.parent] if os.path.isdir(place) else []
     home = next((folder for folder in homes if is_run(folder)), None)
     config = stored_with(home, overrides, folder=place) if home and not source else load(source or None, overrides)

@@ -82,6 +82,9 @@ def opened(source: str | None, overrides: Sequence[str], *, verb: Verb) -> Itera
         config.run.dir, config.run.resume = asked.run.dir, True
         config = resolved(config)
         if is_auto and _is_finished(config, own, verb):
+            from spear_rl.train.checkpoint import discard_cold_start
+
+            discard_cold_start(run_dir)  # there if `spear sft` was killed right after its result was written
             raise FinishedError(f"the run in {run_dir} is finished: nothing is left to do")
         if source and (differing := ", ".join(key for key, _, _ in differences(config, resolved(asked)))):
             kept = f"the run's own settings are kept; {source} differs in {differing}"
@@ -266,9 +269,7 @@ def _is_used(run_dir: Path) -> bool:
     return os.path.isdir(run_dir) and any(name != LOCK and not is_leftover(name) for name in os.listdir(run_dir))
 
 
-def _check_changes(
-    changed: Sequence[tuple[str, Any, Any]], config: Config, *, has_begun: bool, is_cold: bool = False
-) -> None:
+def _check_changes(changed: Sequence[tuple[str, Any, Any]], config: Config, *, has_begun: bool, is_cold: bool) -> None:
     """Refuse changes that cannot be made any more, and those without an effect."""
     for key, old, new in changed:
         if key in FIXED:

@@ -32,7 +32,14 @@ from spear_rl.io.signals import Stop
 from spear_rl.rollout.env import Task
 from spear_rl.settings.fields import flat
 from spear_rl.train.callbacks import WARNINGS, Callback, Event
-from spear_rl.train.checkpoint import COLD_START, MANIFEST, checked_manifest, remove_leftovers, write_folder
+from spear_rl.train.checkpoint import (
+    COLD_START,
+    MANIFEST,
+    checked_manifest,
+    discard_cold_start,
+    remove_leftovers,
+    write_folder,
+)
 from spear_rl.train.cold_start import ColdStart, seed_replay, warmup_then_cosine
 from spear_rl.train.critic import critic_engine
 from spear_rl.train.episode_files import BUFFER, DRAWS, EVALUATIONS, TRAJECTORIES, remove_later, write_evaluation
@@ -115,7 +122,7 @@ def train_from(config: Config, callbacks: Sequence[Callback] = (), *, stop: Stop
                 callbacks=[
                     trackers,
                     *callbacks,
-                    partial(_discard_cold_start, run_dir),
+                    partial(_discard_after_checkpoint, run_dir),
                     *([RewardWatch(config, callbacks)] if is_new else []),
                     RunWatch(config, run_dir, [trackers, *callbacks]),
                 ],
@@ -209,7 +216,7 @@ def sft_from(config: Config, callbacks: Sequence[Callback] = (), *, stop: Stop |
             trackers(Event("end", 0))
             _close(run_dir, summary)
             write_folder(run_dir / "model", engine.save, {"step": 0, "settings": settings})  # last: it says all is done
-            _discard_cold_start(run_dir)
+            discard_cold_start(run_dir)
     return summary
 
 
@@ -268,12 +275,10 @@ def cold_start_from(
         raise UserError(f"cold start: {error}; lower sft.learning_rate (it is {config.sft.learning_rate:g})") from error
 
 
-def _discard_cold_start(run_dir: Path, event: Event | None = None) -> None:
-    """Delete the checkpoint of a cold start once there is one of RL; also a callback."""
-    folder = run_dir / COLD_START
-    if (event is None or event.kind == "checkpoint") and folder.is_dir():
-        with writing(folder):
-            remove_folder(folder)
+def _discard_after_checkpoint(run_dir: Path, event: Event) -> None:
+    """A callback: the checkpoint of a cold start goes once there is one of RL."""
+    if event.kind == "checkpoint":
+        discard_cold_start(run_dir)
 
 
 def _open(
@@ -291,7 +296,7 @@ def _open(
         if not is_resumed and (run_dir / "reference").is_dir():
             remove_folder(run_dir / "reference")
         if is_resumed:
-            _discard_cold_start(run_dir)
+            discard_cold_start(run_dir)
         notes += mend_rows(run_dir / "metrics.jsonl", from_step=start.step, complete=is_resumed)
         notes += mend_rows(run_dir / "eval.jsonl", from_step=start.eval_step)
         for name in (DRAWS, BUFFER, WARNINGS):

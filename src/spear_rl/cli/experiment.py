@@ -4,7 +4,7 @@ import shlex
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Column, Table
@@ -12,7 +12,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from spear_rl.cli.shared import app, console, within
-from spear_rl.errors import ConfigError, UserError
+from spear_rl.errors import ConfigError, DiskError, UserError
 from spear_rl.io.escaping import one_line
 from spear_rl.io.lock import locked
 from spear_rl.io.signals import Stopped, stop_on_signals
@@ -24,15 +24,13 @@ _WHAT = "A plan (TOML), or folders of existing runs."
 _OUT = "Folder of cells and report; experiments_out/NAME of the plan if left out."
 
 
-def _jobs(param: typer.CallbackParam, value: int | None) -> Any:
-    return None if value is None else within(1, 1024)(param, value)
-
-
 @app.command(no_args_is_help=True)
 def experiment(
     what: Annotated[list[Path], Argument(metavar="PLAN.TOML|RUN_DIR...", help=_WHAT)],
     out: Annotated[Path | None, Option(help=_OUT)] = None,
-    jobs: Annotated[int | None, Option(help="Processes at once; by cores or GPUs if left out.", callback=_jobs)] = None,
+    jobs: Annotated[
+        int | None, Option(help="Processes at once; by cores or GPUs if left out.", callback=within(1, 1024))
+    ] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Print the commands, one per line, and do nothing.")] = False,
     report_only: Annotated[bool, Option("--report-only", help="Write the report of what is finished.")] = False,
     primary: Annotated[str, Option(help="Of existing runs: the measure; a plan declares its own.")] = "",
@@ -71,8 +69,8 @@ def experiment(
     try:
         with locked(plan.out):
             failed = _run(plan, jobs, report_only=report_only)
-    except ConfigError as error:
-        raise ConfigError(str(error).removeprefix("run.dir: ")) from error
+    except (ConfigError, DiskError) as error:
+        raise type(error)(str(error).removeprefix("run.dir: ")) from error
     if failed:
         raise typer.Exit(1)
 

@@ -2,9 +2,8 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
 from typer import Argument, Option
 
 from spear_rl.cli.shared import app, console, require_packages, source_and_settings, within
@@ -75,10 +74,6 @@ _SHOWN = "config, algorithm NAME, metrics [NAME], a preset, config.toml, run fol
 _LIMIT = "Of a run: episodes to print, newest first; 1 below its metrics, 5 if some are chosen."
 
 
-def _limit(param: typer.CallbackParam, value: int | None) -> Any:
-    return None if value is None else within(0, 1_000_000)(param, value)
-
-
 @app.command()
 def show(
     what: Annotated[str, Argument(help=_SHOWN)] = "config",
@@ -91,7 +86,7 @@ def show(
     step: Annotated[str, Option(help="Of a run: a step or a range, e.g. 40 or 30-50.")] = "",
     family: Annotated[str, Option(help="Of a run: kind of task.")] = "",
     split: Annotated[str, Option(help="Of a run: episodes of evaluations on this split.")] = "",
-    limit: Annotated[int | None, Option("--limit", "--episodes", help=_LIMIT, callback=_limit)] = None,
+    limit: Annotated[int | None, Option("--limit", "--episodes", help=_LIMIT, callback=within(0, 1_000_000))] = None,
     full: Annotated[bool, Option("--full", help="Whole texts, however long.")] = False,
     as_json: Annotated[bool, Option("--json", help="Episodes as JSON, one per line.")] = False,
 ) -> None:

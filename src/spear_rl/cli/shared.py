@@ -28,11 +28,11 @@ app = typer.Typer(
 console = PlainConsole()
 
 
-def within(low: int, high: int) -> Callable[[typer.CallbackParam, int], Any]:
-    """A range for an option, with the same error messages as for settings."""
+def within(low: int, high: int) -> Callable[[typer.CallbackParam, int | None], Any]:
+    """A range for an option, with the same error messages as for settings; one that is left out may be None."""
 
-    def check(param: typer.CallbackParam, value: int) -> Any:
-        return checked(value, Annotated[int, Range(low, high)], param.opts[0])
+    def check(param: typer.CallbackParam, value: int | None) -> Any:
+        return None if value is None else checked(value, Annotated[int, Range(low, high)], param.opts[0])
 
     return check
 

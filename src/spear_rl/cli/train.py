@@ -1,5 +1,8 @@
 """The commands that train: train, sft, verl."""
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,6 +14,7 @@ from spear_rl.app.config import merged
 from spear_rl.cli.shared import SETTINGS_ONLY, Overrides, app, console, source_and_settings
 from spear_rl.errors import FinishedError
 from spear_rl.io.signals import Stop, Stopped, stop_on_signals
+from spear_rl.train.callbacks import Callback, Event
 
 
 @app.command(no_args_is_help=True, context_settings=SETTINGS_ONLY)
@@ -60,14 +64,35 @@ def _run_to_end(settings: list[str] | None, verb: Literal["train", "sft"], stop:
             notes = [f"{config.algorithm.name} on {config.task.env}, seed {config.run.seed} -> {Path(run_dir)}", *notes]
         for text in notes:
             console.print(text, soft_wrap=True)
-        with LiveConsole(console) as live:
-            summary = (train_from if verb == "train" else sft_from)(config, [live], stop=stop)
+        with LiveConsole(console) as live, frozen_start() as freeze:
+            summary = (train_from if verb == "train" else sft_from)(config, [live, freeze], stop=stop)
     for name in ("success_before", "success_after"):
         if rate := summary[name]:
             label = name.replace("_", " ")
             console.print(f"{label}: {rate['success']:.1%} ({rate['low']:.1%} to {rate['high']:.1%})")
     console.print(f"everything is in {Path(run_dir)}", soft_wrap=True)
     print_next_commands(console, Path(run_dir), verb=verb, trackers=config.run.trackers)
+
+
+@contextmanager
+def frozen_start() -> Iterator[Callback]:
+    """A callback that leaves all objects of the first step and before it out of later garbage collections.
+
+    They are millions, of torch and transformers above all, and stay to the end; a full collection looks at each.
+    """
+    is_frozen = False
+
+    def freeze(event: Event) -> None:
+        nonlocal is_frozen
+        if event.kind == "step" and not is_frozen:
+            is_frozen = True
+            gc.collect()
+            gc.freeze()
+
+    try:
+        yield freeze
+    finally:
+        gc.unfreeze()
 
 
 @app.command(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from spear_rl.engines.base import Batch, NonFiniteLossError, Sampler, Term
+from spear_rl.engines.base import Batch, EpisodeBatch, NonFiniteLossError, Sampler, Term
 from spear_rl.engines.critic import Critic
 from spear_rl.engines.generation.continuous import SlotDecoder
 from spear_rl.engines.generation.padded import Decoder
@@ -222,8 +222,7 @@ class HFEngine:
 
     def _accumulate(self, term: Term, beside: LossInputs | None) -> tuple[Metrics, LossInputs]:
         """Add the gradient of one term; `beside` is what the previous term's loss was given."""
-        batch = term.batch
-        parts = self._micro_batches(batch)
+        batch, parts = term.batch, self._micro_batches(term.batch)
         scored = []
         for part in parts:
             with torch.set_grad_enabled(part.is_kept):
@@ -265,6 +264,7 @@ class HFEngine:
             for place, width in enumerate(lengths[order].tolist()):
                 if place > cuts[-1] and width * (place - cuts[-1] + 1) > self._micro_batch_tokens:
                     cuts.append(place)
+        pictures = batch.images if isinstance(batch, EpisodeBatch) else ()
         out, room = [], self._max_kept_tokens
         for start, end in pairwise([*cuts, len(order)]):
             rows = order[start:end]
@@ -279,7 +279,7 @@ class HFEngine:
                 inputs, predictors = {"input_ids": sent(ids)}, (sent(row), sent(column))
             room -= inputs["input_ids"].numel()
             targets, target_index = sent(ids[row, column + 1]), (sent(row), sent(column + 1))
-            images = tuple(pictures[n] for n in rows.tolist()) if (pictures := getattr(batch, "images", ())) else None
+            images = tuple(pictures[n] for n in rows.tolist()) if pictures else None
             out.append(MicroBatch(sent(rows), width, room >= 0, inputs, predictors, targets, target_index, images))
         return out
 

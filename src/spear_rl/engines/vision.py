@@ -13,7 +13,7 @@ from torch import Tensor
 from spear_rl.engines.generation.padded import StopStrings, sampled
 from spear_rl.rollout.generator import Sampling
 from spear_rl.rollout.rendering.images import pil_image
-from spear_rl.types import Completion, limit_of
+from spear_rl.types import Completion, images_of, limit_of
 
 MAX_PROMPTS = 64
 """Prompts generated in one batch, which holds their pixels and KV cache."""
@@ -86,7 +86,7 @@ class VisionDecoder:
         self._model.generate(
             input_ids=ids.to(self._model.device),
             attention_mask=real.to(self._model.device),
-            **self._pixels.inputs(ids, [getattr(prompt, "images", ()) for prompt in prompts]),
+            **self._pixels.inputs(ids, [*map(images_of, prompts)]),
             # Greedy, since `draw` leaves one choice; what a model's own generation config adds is switched off.
             generation_config=GenerationConfig(
                 max_new_tokens=max(limit_of(prompt, sampling.max_new_tokens) for prompt in prompts),

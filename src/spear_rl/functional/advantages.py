@@ -74,10 +74,10 @@ def gigpo(
 def recalibrate(
     rewards: Tensor, baseline: float | Tensor, std: float | Tensor | None = None, *, eps: float = 1e-6
 ) -> Tensor:
-    """Advantages of replayed episodes against today's baseline instead of their own group's.
+    """Advantages of replayed episodes against the current baseline instead of their own group's.
 
     Args:
-        std: a typical one of today's groups, for a base that divides by its group's: divides as in `group_relative`.
+        std: a typical one of recent groups, for a base that divides by its group's: divides as in `group_relative`.
     """
     return rewards - baseline if std is None else (rewards - baseline) / (std + eps)
 

@@ -6,7 +6,7 @@ Pure functions, and records of their settings. Every tensor is [B, T]; column t 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -78,7 +78,12 @@ def fixed_length_mean(values: Tensor, mask: Tensor, *, length: int) -> Tensor:
 
 def _masked(values: Tensor, mask: Tensor) -> Tensor:
     """0 where the mask is 0, even where the value there is not finite; a fractional mask is a weight."""
-    return torch.where(mask.bool(), values * mask, 0.0)
+    return torch.where(mask.bool(), _full(values) * mask, 0.0)
+
+
+def _full(values: Tensor) -> Tensor:
+    """The values in float32 or a wider type: bfloat16 has no 1.28, and in float16 exp(20) is infinite."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def clipped_surrogate(
@@ -149,7 +154,7 @@ def clipped_surrogate(
 
 def reference_kl(inputs: LossInputs) -> Tensor:
     """[B, T] the low-variance estimate exp(d) - d - 1 of KL(policy || reference), d = ref_logp - logp."""
-    difference = _given(inputs.ref_logprobs, "ref_logprobs") - inputs.logprobs
+    difference = _full(_given(inputs.ref_logprobs, "ref_logprobs")) - inputs.logprobs
     difference = torch.where(inputs.mask.bool(), difference, 0.0).clamp(-20, 20)
     return difference.exp() - difference - 1
 
@@ -169,17 +174,18 @@ def token_covariance(inputs: LossInputs, *, joint: bool = False) -> Tensor:
     parts = [inputs]
     while joint and (beside := parts[-1].beside) is not None:
         parts.append(beside)
-    sums = torch.stack([_sums(part) for part in parts]).sum(0)
-    mean_advantage, mean_logprob = sums[:2] / sums[2].clamp(min=1)
-    spread = (inputs.advantages - mean_advantage) * (inputs.logprobs.detach() - mean_logprob)
-    return torch.where(inputs.mask.bool(), spread, 0.0)
+    return torch.where(inputs.mask.bool(), _centred(parts, "advantages") * _centred(parts, "logprobs"), 0.0)
 
 
-def _sums(inputs: LossInputs) -> Tensor:
-    """[3] of the training tokens: their advantages, their log-probabilities, their number."""
-    mask, logprobs = inputs.mask.bool(), inputs.logprobs.detach()
-    values = (torch.where(mask, x, 0.0).sum() for x in (inputs.advantages.to(logprobs.dtype), logprobs))
-    return torch.stack([*values, mask.sum().to(logprobs.dtype)])
+def _centred(parts: Sequence[LossInputs], name: str) -> Tensor:
+    """[B, T] of the first part: values above their mean over the training tokens of all parts.
+
+    The lowest is taken off first: equal values are then exactly 0, and no rounding ranks them.
+    """
+    values = [_full(getattr(part, name).detach()) for part in parts]
+    trained = torch.cat([x[part.mask.bool()] for x, part in zip(values, parts, strict=True)])
+    lowest = trained.min() if len(trained) else trained.sum()
+    return values[0] - lowest - (trained - lowest).mean()
 
 
 @torch.no_grad()
@@ -233,8 +239,7 @@ def _canonical_order(inputs: LossInputs, rows: Tensor, columns: Tensor) -> Tenso
 
 def log_ratio(inputs: LossInputs) -> Tensor:
     """[B, T] logp - old_logp, clamped to [-20, 20]; 0 (and without gradient) where masked."""
-    mask = inputs.mask.bool()
-    return torch.where(mask, inputs.logprobs - inputs.old_logprobs, 0.0).clamp(-20, 20)
+    return torch.where(inputs.mask.bool(), _full(inputs.logprobs) - inputs.old_logprobs, 0.0).clamp(-20, 20)
 
 
 @torch.no_grad()

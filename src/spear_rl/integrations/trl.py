@@ -117,7 +117,9 @@ def require_options(options: Any) -> None:
             "spear: imitation must be a number or a schedule of steps; TRL tells neither success nor entropy"
         )
     if {"medium", "hard", "rare"} & {*(options.get("priority") or ())}:
-        raise ConfigError("spear: priority must be confident or fresh; TRL does not tell which episodes succeeded")
+        raise ConfigError(
+            "spear: priority must be confident, fresh or family; TRL does not tell which episodes succeeded"
+        )
     if getattr(options.get("covariance"), "joint_means", False):
         raise ConfigError("spear: covariance must have joint_means=False; TRL's rows are not known to replay's loss")
 

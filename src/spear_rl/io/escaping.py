@@ -26,9 +26,9 @@ def visible(text: str) -> str:
     return _UNUSUAL.sub(lambda found: _shown(found[0]), text.replace("\r\n", "\n"))
 
 
-def indented(text: str, by: str = "    ") -> str:
+def indented(text: str) -> str:
     """The same with every line but the first indented, so that none passes for a line of ours."""
-    return visible(text).replace("\n", f"\n{by}")
+    return visible(text).replace("\n", "\n    ")
 
 
 def one_line(text: str) -> str:

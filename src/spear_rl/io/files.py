@@ -112,7 +112,7 @@ def same_folder() -> Iterator[None]:
 
 
 def check_writable(path: Path, what: str) -> None:
-    """Fail before the work if a file cannot be written; leaves nothing behind."""
+    """Fail before the work if a file cannot be written; leaves nothing behind but the file's folder."""
     with writing(f"{what}: {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         is_new = not path.exists()

@@ -1,12 +1,14 @@
-"""Files with one JSON object with a step per line, as metrics.jsonl; unreadable lines are reported."""
+"""JSON lines: a run's own rows with a step, as metrics.jsonl, whose unreadable lines are reported; a user's files."""
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from spear_rl.errors import ConfigError
+from spear_rl.io.escaping import in_words
 from spear_rl.io.files import flush, write_whole, writing
 
 
@@ -49,6 +51,23 @@ def read_rows(path: Path) -> Rows:
         found.lines[row["step"]] = number
     found.by_step = dict(sorted(found.by_step.items()))
     return found
+
+
+def numbered_lines(path: str, *, key: str) -> Iterator[tuple[int, Any]]:
+    r"""(number of the line, its value) of a user's file, without blank lines; an error names `key` as the setting.
+
+    A line ends with \n alone: a JSON text may hold other separators as they are, e.g. U+2028.
+    """
+    try:
+        lines = Path(path).read_bytes().split(b"\n")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{key}: {path} cannot be read: {in_words(error)}") from error
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                yield number, json.loads(line.decode("utf-8"))
+            except (ValueError, RecursionError) as error:
+                raise ConfigError(f"{key}: {path}, line {number} is not valid JSON: {in_words(error)}") from error
 
 
 def append_row(path: Path, row: Mapping[str, Any]) -> None:

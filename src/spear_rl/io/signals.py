@@ -29,7 +29,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class Stop:
-    """Whether a stop was asked for, and what that does to the code that is running. Nobody asks by default.
+    """Whether a stop was asked for, and what that does to the code that is running. By default none is.
 
     Outside of all blocks, and in `abandoned`, the first signal raises Stopped at once. In `finished` it waits for the
     next `check`; a second signal raises. In `shielded`, for writing checkpoints, both wait.
@@ -107,7 +107,7 @@ def stop_on_signals(notice: Callable[[], None] = lambda: None) -> Iterator[Stop]
     """A `Stop` that signals set during the block; ignored ones (nohup, a background job) stay ignored.
 
     Stopped leaves the block as such, also where Python or a library turned it into another exception on its way. Only
-    the main thread is given signals; in another one nobody stops the block.
+    the main thread is given signals; in another one no signal stops the block.
     """
     stop, before = Stop(notice), {}
     try:

@@ -1,4 +1,4 @@
-"""What is kept between steps: good episodes and how they are drawn, what became of recent groups, what a run measures.
+"""What is kept between steps: good episodes and how they are sampled, results of recent groups, statistics of a run.
 
 Standard library only.
 """
@@ -11,13 +11,13 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from spear_rl.types import Group, Metrics, Trajectory, Turn
 
 METRICS = {
     "replay/buffer_size": "Episodes in the buffer before the draw, none older than algorithm.imitation.max_age steps.",
-    "replay/eligible": "Stored episodes that pass algorithm.imitation.gate today, so that they can be drawn.",
+    "replay/eligible": "Stored episodes that pass algorithm.imitation.gate in this step, so that they can be drawn.",
     "replay/weight": "gamma(t), the weight of the replay term in this step.",
     "replay/baseline": "What a stored episode has to beat: a percentile of group means; siblings: the mean of theirs.",
     "replay/fired": "1 if stored episodes trained in this step, else 0.",
@@ -25,9 +25,9 @@ METRICS = {
     "replay/eligible_turns": "Turns of the eligible episodes that can be replayed (algorithm.imitation.unit=turns).",
     "replay/turns": "Turns that were drawn in this step (algorithm.imitation.unit=turns).",
     "replay/age": "Mean number of steps since the drawn episodes were played.",
-    "replay/advantage": "Mean A' of the drawn episodes: recalibrated against today's baseline, decayed by age.",
+    "replay/advantage": "Mean A' of the drawn episodes: recalibrated against the current baseline, decayed by age.",
     "replay/reward": "Mean reward of the drawn episodes, by the task alone.",
-    "replay/task_success": "Mean success rate today of the drawn episodes' tasks, else families (with a priority).",
+    "replay/task_success": "Mean current success rate of the drawn episodes' tasks, else families (with a priority).",
     "replay/group_success": "Mean success rate of the drawn episodes' groups when they were played.",
     "replay/surprisal": "Mean negative log-probability of the drawn episodes' tokens when played, with a priority.",
     "replay/priority": "Kish's effective share of the eligible episodes under the draw's weights; 1 is uniform.",
@@ -95,12 +95,15 @@ class ReplayBuffer(Generic[T]):
 
 @dataclass
 class RewardHistory:
-    """Mean reward of the last `size` groups: what a replayed episode must beat today."""
+    """Mean rewards of the last `size` groups; a percentile of them is the baseline of replayed episodes."""
 
     size: int
     means: deque[float] = field(default_factory=deque, repr=False)
     stds: deque[float] = field(default_factory=deque, repr=False)
     """Of the rewards in each of the last `size` groups that had any spread."""
+
+    def __post_init__(self) -> None:
+        self.means, self.stds = deque(self.means, self.size), deque(self.stds, self.size)
 
     def __len__(self) -> int:
         return len(self.means)
@@ -109,9 +112,6 @@ class RewardHistory:
         """Take in groups, and the standard deviations within them; one of 0 is left out, as it compares nothing."""
         self.means.extend(group_means)
         self.stds.extend(std for std in stds if std > 0)
-        for window in (self.means, self.stds):
-            while len(window) > self.size:
-                window.popleft()
 
     @property
     def typical_std(self) -> float | None:
@@ -136,7 +136,7 @@ class RewardHistory:
         return {"means": list(self.means), "stds": list(self.stds)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.means, self.stds = deque(state["means"]), deque(state.get("stds", ()))
+        self.means, self.stds = deque(state["means"], self.size), deque(state.get("stds", ()), self.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +185,15 @@ class Replay:
 
 def compared(group: Group) -> tuple[float, float, float]:
     """Mean and sample std of a group's rewards, and the share of its episodes that solved the task."""
-    rewards = [t.reward for t in group.trajectories] or [0.0]
-    solved = [t.success for t in group.trajectories] or [False]
-    return statistics.fmean(rewards), statistics.stdev(rewards) if len(rewards) > 1 else 0.0, statistics.fmean(solved)
+    rewards = finite_rewards(group) or [0.0]
+    return statistics.fmean(rewards), statistics.stdev(rewards) if len(rewards) > 1 else 0.0, group.success
+
+
+def finite_rewards(group: Group) -> list[float]:
+    """The task's reward of each episode, or one sentence about one that cannot be compared."""
+    if not all(map(math.isfinite, rewards := [t.reward for t in group.trajectories])):
+        raise ValueError(f"task {group.task_id!r}: its episodes have the rewards {rewards}, not all of them finite")
+    return rewards
 
 
 def task_reward_only(trajectory: Trajectory) -> Trajectory:
@@ -208,7 +214,7 @@ def surprisal(trajectory: Trajectory, dropped: Sequence[str]) -> float:
 
 
 class Outcome(NamedTuple):
-    """What became of one group, or of several together."""
+    """The result of one group, or of several together."""
 
     step: int
     task: str
@@ -226,7 +232,7 @@ class Outcome(NamedTuple):
 
 @dataclass
 class Outcomes:
-    """What became of the groups of the last steps: today's rates, by task and by family."""
+    """Results of the groups of the last steps: current rates, by task and by family."""
 
     groups: deque[Outcome] = field(default_factory=deque, repr=False)
 
@@ -243,7 +249,7 @@ class Outcomes:
         return found
 
     def success_rates(self, stored: Iterable[Remembered]) -> list[float]:
-        """Today's success rate of each episode's task: of the last step that played it, else of its family.
+        """Current success rate of each episode's task: of the last step that played it, else of its family.
 
         (successes + 1/2) / (episodes + 1): 1/2 if nothing is known, and few episodes say little.
         """
@@ -261,7 +267,8 @@ class Outcomes:
         self.groups = deque(Outcome(*group) for group in state["groups"])
 
 
-PRIORITIES = ("medium", "hard", "rare", "confident", "fresh")
+PRIORITIES = ("medium", "hard", "rare", "confident", "fresh", "family")
+"""Words of `algorithm.imitation.priority`, the sampling weights of replay; `priorities` says what each does."""
 SATURATED = 0.9
 """From this success rate on, `medium` never draws an episode of the task."""
 HALF_LIFE = 2
@@ -273,15 +280,15 @@ def priorities(
 ) -> list[float]:
     """The weight of each episode in a draw, the product of what each word gives it; one of 0 is never drawn.
 
-    medium: p (1 - p) with p today's success rate of its task, 0 where p >= 0.9
+    medium: p (1 - p) with p the current success rate of its task, 0 where p >= 0.9
     hard: 1 - the success rate of its group when it was played, 1/2 if that is unknown
     rare: 1 over that rate, at most 20: each group is drawn as often as any other, however many of its episodes won
     confident: from 1, of the lowest surprisal, evenly down to 1/n; equal ones have the mean of their places
     fresh: half per 2 steps of age
+    family: 1 over the sum of its family's other weights: every family is drawn with equal probability
     """
-    items = [s.item for s in stored]
-    weights = [1.0] * len(items)
-    for word in dict.fromkeys(words):
+    items, weights = [s.item for s in stored], [1.0] * len(stored)
+    for word in sorted(dict.fromkeys(words), key=lambda word: word == "family"):  # it is the last, and sums the others
         if word == "medium":
             own = [p * (1 - p) if p < SATURATED else 0.0 for p in outcomes.success_rates(items)]
         elif word == "hard":
@@ -294,6 +301,10 @@ def priorities(
             own = [1 - (first + last - 1) / 2 / len(items) for first, last in ends]
         elif word == "fresh":  # the floor is for weights that would round to 0
             own = [max(0.5 ** ((step - s.step) / HALF_LIFE), 1e-200) for s in stored]
+        elif word == "family":
+            families = [item.family for item in items]
+            totals = {name: sum(w for f, w in zip(families, weights, strict=True) if f == name) for name in {*families}}
+            own = [1 / (totals[family] or 1.0) for family in families]
         else:
             raise ValueError(f"there is no priority {word!r}: it is one of {', '.join(PRIORITIES)}")
         weights = [weight * factor for weight, factor in zip(weights, own, strict=True)]
@@ -303,32 +314,49 @@ def priorities(
 def weighted_sample(weights: Sequence[float], count: int, rng: random.Random) -> list[int]:
     """Up to `count` different places, one after the other in proportion to the weights of those left; none of 0.
 
-    The order in which clocks of these rates ring is exactly such a draw (Efraimidis and Spirakis, 2006).
+    Sorting by exponential variates divided by the weights is exactly such a draw (Efraimidis and Spirakis, 2006).
+    A `count` of 0 takes no random number: the rest of the step is then that of a run without replay.
     """
+    if not count:
+        return []
     times = [(rng.expovariate(1.0) / weight, place) for place, weight in enumerate(weights) if weight > 0]
     return [place for _, place in heapq.nsmallest(count, times)]
 
 
-def drawn_metrics(drawn: Sequence[Stored[Remembered]], today: Sequence[float], step: int) -> Metrics:
-    """What one draw is like; `today` is each episode's A'."""
+def drawn_metrics(drawn: Sequence[Stored[Remembered]], advantages: Sequence[float], step: int) -> Metrics:
+    """What one draw is like; `advantages` is each episode's A'."""
     mean, then = statistics.fmean, [s.item.group_success for s in drawn if s.item.group_success is not None]
     return {
         "replay/age": mean(step - s.step for s in drawn),
-        "replay/advantage": mean(today),
+        "replay/advantage": mean(advantages),
         "replay/reward": mean(s.reward for s in drawn),
     } | ({"replay/group_success": mean(then)} if then else {})
 
 
 def weight_metrics(weights: Sequence[float]) -> Metrics:
     """How far the weights of a draw are from uniform."""
-    squares = sum(weight * weight for weight in weights)
-    effective = sum(weights) ** 2 / squares / len(weights) if squares else 0.0
+    effective = sum(weights) ** 2 / squares / len(weights) if (squares := sum(w * w for w in weights)) else 0.0
     return {"replay/priority": effective, "replay/never_drawn": float(weights.count(0.0))}
+
+
+RATE = 0.2
+"""Share of a new step in `Running.success`."""
+FIRST_STEPS = 5
+"""Number of first steps whose mean entropy counts as the initial entropy of the run."""
+GROWTH = 1.5
+"""Factor per step by which the weight of a floor's entropy bonus grows below the floor and shrinks above it."""
+LEAST_WEIGHT, MOST_WEIGHT = 0.001, 0.1
+"""Lower and upper bound of that weight, as shares of the step's mean absolute advantage.
+
+Without a bound in that unit, a floor that cannot be held would make the bonus outweigh the rewards.
+"""
+AUTO_FLOOR = 0.5
+"""The floor `auto`: this share of the entropy that the run starts with, once that is known."""
 
 
 @dataclass
 class Running:
-    """Running statistics of a run, for schedules that depend on success or entropy instead of the step."""
+    """Running statistics of a run, for `schedules` and for a floor of the entropy."""
 
     success: float = 0.0
     """Running mean of the success of training episodes: the first step's, then a fifth of each new one; 0 before."""
@@ -340,19 +368,26 @@ class Running:
     """Weight of the entropy bonus that holds up a floor."""
     steps: int = 0
 
-    def observe(self, metrics: Metrics, *, floor: float) -> None:
+    def observe(self, metrics: Metrics, *, floor: float | Literal["auto"]) -> None:
         """Take in the metrics of a step; `floor` is the entropy to hold up, 0 for none."""
         success, self.entropy = metrics["rollout/success"], metrics.get("policy/entropy", self.entropy)
         self.success += (success - self.success) * (RATE if self.steps else 1.0)
         self.steps += 1
-        if "policy/entropy" not in metrics:
-            return
-        if len(self.first_entropies) < FIRST_STEPS:
+        if "policy/entropy" in metrics and len(self.first_entropies) < FIRST_STEPS:
             self.first_entropies.append(metrics["policy/entropy"])
-        if metrics["policy/entropy"] < floor:
-            self.entropy_weight = min(max(self.entropy_weight * GROWTH, LEAST_WEIGHT), 1.0)
+        if "policy/entropy" in metrics and floor:
+            self._hold(metrics["policy/entropy"], floor, scale=metrics.get("policy/advantage", 1.0))
+
+    def _hold(self, entropy: float, floor: float | Literal["auto"], *, scale: float) -> None:
+        """Raise or lower the weight of the entropy bonus; `scale` is the mean size of the step's advantages."""
+        if floor == "auto":
+            is_known = len(self.first_entropies) == FIRST_STEPS
+            floor = AUTO_FLOOR * statistics.fmean(self.first_entropies) if is_known else 0.0
+        least, most = LEAST_WEIGHT * scale, MOST_WEIGHT * scale
+        if entropy < floor:
+            self.entropy_weight = min(max(self.entropy_weight * GROWTH, least), most)
         else:
-            self.entropy_weight = self.entropy_weight / GROWTH if self.entropy_weight > LEAST_WEIGHT else 0.0
+            self.entropy_weight = self.entropy_weight / GROWTH if self.entropy_weight > least else 0.0
 
     def state_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -360,38 +395,3 @@ class Running:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             setattr(self, name, value)
-
-
-RATE = 0.2
-"""Share of a new step in `Running.success`."""
-FIRST_STEPS = 5
-"""Steps whose mean entropy is the one that a run starts with."""
-GROWTH, LEAST_WEIGHT = 1.5, 0.001
-"""The weight of a floor's entropy bonus grows or shrinks so much per step, from or below this to 0; at most 1."""
-
-
-@dataclass(frozen=True, slots=True)
-class BySuccess:
-    """A schedule: from `start` without any success, in proportion, to `end` at a success rate of `target`."""
-
-    start: float
-    end: float
-    target: float = 0.5
-    running: Running = field(default_factory=Running, repr=False, compare=False)
-
-    def __call__(self, step: int) -> float:
-        return self.start + (self.end - self.start) * min(1.0, self.running.success / self.target)
-
-
-@dataclass(frozen=True, slots=True)
-class ByEntropy:
-    """A schedule: `weight`, less in proportion while the entropy is below `share` of what the run started with."""
-
-    weight: float
-    share: float = 0.5
-    running: Running = field(default_factory=Running, repr=False, compare=False)
-
-    def __call__(self, step: int) -> float:
-        first, entropy = self.running.first_entropies, self.running.entropy
-        full = self.share * statistics.fmean(first) if first else 0.0
-        return self.weight * min(1.0, max(entropy, 0.0) / full) if full > 0 and entropy is not None else self.weight

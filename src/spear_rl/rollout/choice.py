@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from spear_rl.io.escaping import clipped
 from spear_rl.rollout.env import Task
-from spear_rl.types import Completion, Group, Turn
+from spear_rl.types import Group, Turn, turn_as_dict, turn_from_dict
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class TaskChoice:
     Args:
         tasks: the panel.
         return_share: of a step's tasks that return; above 0 it is at least one of them.
-        return_when: lost: nobody in the group won; mixed: some won, some lost; unsolved: either.
+        return_when: lost: no episode of the group won; mixed: some won, some lost; unsolved: either.
         restart_share: of a step's groups that begin within a win of a task whose latest group was not all wins; above 0
             at least one of them, and never all.
         restart_success: of a step's restarts of a family, from which on the next ones begin one turn earlier. If all
@@ -182,29 +182,22 @@ class TaskChoice:
     def state_dict(self) -> dict[str, Any]:
         """Plain values; later steps do not change it."""
         results = [
-            {"place": place} | {name: getattr(r, name) for name in Result.__slots__} | {"win": [*map(_as_dict, r.win)]}
+            {"place": place}
+            | {name: getattr(r, name) for name in Result.__slots__}
+            | {"win": [*map(turn_as_dict, r.win)]}
             for place, r in self._results.items()
         ]
         return {"results": results, "left": dict(self._left)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Tasks that the panel no longer has in their place are forgotten."""
+        """Tasks that are at another place in the panel, or not in it, are left out."""
         self._results, self._left = {}, dict(state["left"])
         for saved in state["results"]:
             about = {name: value for name, value in saved.items() if name not in ("place", "win")}
-            place, win = saved["place"], tuple(map(_from_dict, saved["win"]))
+            place, win = saved["place"], tuple(map(turn_from_dict, saved["win"]))
             if place < len(self._tasks) and self._tasks[place].id == saved["task"]:
                 self._results[place] = Result(**about, win=win)
 
 
 def _count(share: float, num_tasks: int) -> int:
     return max(round(share * num_tasks), 1) if share else 0
-
-
-def _as_dict(turn: Turn) -> dict[str, Any]:
-    completion = {name: getattr(turn.completion, name) for name in Completion.__slots__}
-    return {name: getattr(turn, name) for name in Turn.__slots__} | {"completion": completion}
-
-
-def _from_dict(saved: dict[str, Any]) -> Turn:
-    return Turn(**(saved | {"completion": Completion(**saved["completion"])}))

@@ -19,7 +19,7 @@ from spear_rl.rollout.env import Observation, StepResult, Task
 from spear_rl.rollout.generator import Generator, Stream, Streaming
 from spear_rl.rollout.rendering.renderer import Layout, Renderer, growing_chat, without_thoughts
 from spear_rl.rollout.workers.runner import Answer, EnvRunner, Failure, InProcess, expert_actions
-from spear_rl.types import Completion, Group, Metrics, ShortPrompt, Stop, Trajectory, Turn
+from spear_rl.types import Completion, Group, Metrics, ShortPrompt, Stop, Trajectory, Turn, images_of
 
 _log = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ class _Episode:
             self.observations.append(answer)
 
     def _add_turn(self, result: StepResult) -> None:
-        seen, images = self.observations[-1], getattr(self.prompt_ids, "images", ())
+        seen, images = self.observations[-1], images_of(self.prompt_ids)
         self.turns.append(
             Turn(
                 list(self.prompt_ids) if images else self.prompt_ids,
@@ -173,7 +173,7 @@ class _Episode:
         """The prompt as the generator gets it: with the episode's limit, where it has one."""
         if self.tokens_left is None:
             return self.prompt_ids
-        return ShortPrompt(self.prompt_ids, getattr(self.prompt_ids, "images", ()), self.tokens_left)
+        return ShortPrompt(self.prompt_ids, images_of(self.prompt_ids), self.tokens_left)
 
     def add_completion(self, completion: Completion, renderer: Renderer) -> str:
         """Record the completion, cut to what the episode has left; its text for the environment.

@@ -1,15 +1,14 @@
 """Tasks by name: of a function, `package.module:function`, whose panel is checked, or of a file of JSON lines."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from spear_rl.errors import ConfigError, UserError
 from spear_rl.io.escaping import clipped, in_words
 from spear_rl.io.files import same_folder
+from spear_rl.io.jsonl import numbered_lines
 from spear_rl.rollout.contract import ContractError, checked_task, described
 from spear_rl.rollout.env import Environment, Task, TasksFn
 from spear_rl.settings.names import loaded
@@ -17,13 +16,13 @@ from spear_rl.settings.names import loaded
 
 def loaded_tasks(name: str) -> TasksFn:
     """The function that `name` ("package.module:function") names; modules are also looked for in the current folder."""
-    found = loaded(name, kind="environment", example="my_game:tasks")
+    found: TasksFn = loaded(name, kind="environment", example="my_game:tasks")
     if hasattr(found, "reset") and hasattr(found, "step"):
         module, _, own = name.partition(":")
         what = "an environment" if not hasattr(found, "metadata") else "a Gymnasium environment"
         advice = f"write a function that lists tasks, def tasks(split), and name it: {module}:tasks"
         raise ConfigError(f"{name}: {own} is {what}, not its tasks: {advice} (docs/new_environment.md)")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def panel_of(tasks: TasksFn, split: str, **options: Any) -> Sequence[Task]:
@@ -46,18 +45,8 @@ def tasks_in_file(path: str, split: str) -> tuple[Task, ...]:
 
     `split` is train where a line does not say; `id`, by default the number of the line, and `family` are optional.
     """
-    try:
-        lines = Path(path).read_text("utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"task.env: {path} cannot be read: {in_words(error)}") from error
     tasks, ids = [], dict[str, int]()
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            data = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"task.env: {path}, line {number} is not valid JSON: {in_words(error)}") from error
+    for number, data in numbered_lines(path, key="task.env"):
         if not isinstance(data, dict):
             raise ConfigError(f"task.env: {path}, line {number} is no JSON object")
         own = str(data.get("id", f"line {number}"))

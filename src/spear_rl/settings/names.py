@@ -2,10 +2,11 @@
 
 import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from spear_rl.errors import ConfigError
+from spear_rl.errors import ConfigError, OptionError
 from spear_rl.io.escaping import clipped, in_words
 from spear_rl.io.files import same_folder
 
@@ -19,7 +20,7 @@ BASES = {
     "g2po": "spear_rl.algorithms.step_credit:g2po",
     "ppo": "spear_rl.algorithms.ppo:ppo",
 }
-"""The base algorithms, named as a user names his own. A new algorithm is a file and a line here."""
+"""The base algorithms, named as users name their own. A new algorithm is a file and a line here."""
 
 WRAPPERS = ("spear", "dr-bot")
 """In the order of a name: spear-dr-bot-grpo is spear(dr_bot(grpo()))."""
@@ -37,14 +38,19 @@ def split_name(name: str) -> tuple[list[str], str]:
     return wrappers, name
 
 
+def look_in_current_folder() -> None:
+    """Let modules of the current folder be imported."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
 def loaded(name: str, *, kind: str, example: str) -> Any:
     """The function that `name` ("package.module:function") names; modules are also looked for in the current folder."""
     module_name, colon, function_name = name.partition(":")
     name = clipped(name, 200)
     if not (module_name and colon and function_name):
         raise ConfigError(f"{name!r} names no {kind}: write package.module:function, e.g. {example}")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    look_in_current_folder()
     try:
         with same_folder():
             module = import_module(module_name)
@@ -62,4 +68,13 @@ def loaded(name: str, *, kind: str, example: str) -> Any:
     function = getattr(module, function_name)
     if not callable(function):
         raise ConfigError(f"{name}: {function_name} is no function but {type(function).__name__}")
+    return function
+
+
+def option_function(name: str, option: str) -> Callable[..., Any]:
+    """The function that an environment's option names as module:function."""
+    try:
+        function: Callable[..., Any] = loaded(name, kind="function", example="my_module:function")
+    except ConfigError as error:
+        raise OptionError(f"{option}: {error}") from error
     return function

@@ -137,7 +137,8 @@ def checked(value: Any, hint: Any, key: str, helps: Callable[[], dict[str, str]]
             return value
         if type(None) in arguments and (value is None or value == "none"):
             return None
-        if words and not isinstance(value, arguments[0]):
+        kind = _parts(arguments[0])[0]
+        if words and not isinstance(value, int | float if kind is float else kind):
             raise ConfigError(f"{key} takes {described(hint)}; got {shown(value)}")
         lists = [a for a in arguments if typing.get_origin(_parts(a)[0]) in (list, Sequence)]
         is_list = bool(lists) and isinstance(value, Sequence) and not isinstance(value, str)
@@ -169,7 +170,10 @@ def described(hint: Any) -> str:
     if typing.get_args(base)[:1] == (bool,) and type(None) not in typing.get_args(base):
         return f"true, false or {' or '.join(typing.get_args(typing.get_args(base)[1]))}"
     for inner in typing.get_args(base) if typing.get_origin(base) in (typing.Union, types.UnionType) else ():
-        words += [described(inner), "or unset"] if inner is not type(None) else []
+        if typing.get_origin(inner) is Literal:
+            words += [f"or {word}" for word in typing.get_args(inner)]
+        else:
+            words += [described(inner)] if inner is not type(None) else ["or unset"]
     return ", ".join(filter(None, words))
 
 

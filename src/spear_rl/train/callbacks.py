@@ -17,6 +17,13 @@ WARNINGS = "warnings.jsonl"
 """Of a run folder: what went wrong by the metrics, a row per step that brought a warning."""
 
 
+def warning_texts(by_step: Mapping[int, Mapping[str, Any]]) -> list[tuple[int, str]]:
+    """(step, text) of every warning in rows of that file; what is none is left out."""
+    lists = [(step, row.get("warnings")) for step, row in sorted(by_step.items())]
+    found = [(step, given) for step, here in lists if isinstance(here, list) for given in here]
+    return [(step, str(given["text"])) for step, given in found if isinstance(given, dict) and "text" in given]
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """Something happened at a step."""

@@ -102,6 +102,15 @@ def remove_leftovers(folder: Path) -> None:
             shutil.rmtree(leftover)
 
 
+def discard_cold_start(run_dir: Path) -> None:
+    """Delete the checkpoint of a run's cold start, and what a killed process left of deleting it."""
+    folder = run_dir / COLD_START
+    with writing(folder):
+        remove_leftovers(run_dir)
+        if folder.is_dir():
+            remove_folder(folder)
+
+
 def checkpoints(folder: Path) -> list[Path]:
     """Complete checkpoints, oldest first, without copies under other names and links."""
     steps = {}

@@ -196,8 +196,7 @@ def remove_later(run_dir: Path, step: int, *, eval_step: int) -> None:
             if named and int(named[1]) >= first and path.is_file():
                 path.unlink()
     if any((run_dir / TRAJECTORIES).glob("*.parquet")):
-        from spear_rl.io.episodes.parts import (
-            remove_later_steps,
-        )  # needs pyarrow, which a run without them need not have
+        # Needs pyarrow, which a run without such files need not have.
+        from spear_rl.io.episodes.parts import remove_later_steps
 
         remove_later_steps(run_dir / TRAJECTORIES, step)

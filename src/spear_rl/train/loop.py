@@ -20,7 +20,7 @@ from spear_rl.train.callbacks import Callback, Event
 from spear_rl.train.checkpoint import checkpoints, load_state, save_checkpoint
 from spear_rl.train.episode_files import TRAJECTORIES, BufferLog, DrawLog, step_file, write_trajectories
 from spear_rl.train.evaluate import Evaluation
-from spear_rl.train.step import CollectFn, timed, train_step
+from spear_rl.train.step import CollectFn, note_families, timed, train_step
 from spear_rl.train.stored_state import restoring
 from spear_rl.types import Group, Metrics
 
@@ -34,6 +34,7 @@ METRICS = {
     "time/step": "Seconds of the whole step, evaluations and checkpoints not included.",
     "time/eval": "Seconds spent on evaluations so far; in summary.json under seconds.",
     "policy/learning_rate": "The learning rate of this step.",
+    "rollout/by_family": "Success of each group of fresh tasks, per family; in metrics.jsonl only.",
 }
 """What a `Trainer` adds to those of `train_step`."""
 
@@ -148,6 +149,7 @@ class Trainer:
         path, drawn = step_file(self.run_dir, TRAJECTORIES, step), list[Replay]()
         is_dumped = self.trajectories_every and step % self.trajectories_every == 0
         write = partial(self.write_episodes, step) if self.write_episodes else partial(write_trajectories, path)
+        by_family: dict[str, list[float]] = {}
         imitation = self.algorithm.imitation
         if imitation:
             self._buffer_log.begin(imitation.buffer)
@@ -163,7 +165,7 @@ class Trainer:
                 num_minibatches=self.num_minibatches,
                 minibatch_rows=self.minibatch_rows,
                 epochs=self.epochs,
-                on_played=write if is_dumped else None,
+                on_played=partial(note_families, by_family, write if is_dumped else None),
                 on_drawn=drawn.append,
             )
         self._draw_log.write(step, drawn)
@@ -172,7 +174,8 @@ class Trainer:
         for name in ("time/step", "time/rollout", "time/update"):
             self.seconds[name] = self.seconds.get(name, 0.0) + metrics[name]
         self.step += 1
-        self._notify(Event("step", step, steps, metrics | {"policy/learning_rate": self.learning_rate(step)}))
+        told: dict[str, Any] = metrics | {"policy/learning_rate": self.learning_rate(step)}
+        self._notify(Event("step", step, steps, told | ({"rollout/by_family": by_family} if by_family else {})))
 
     def _played(self, step: int) -> list[Group]:
         """The episodes of a step; a stop abandons them, as they change nothing but `_played_state`."""

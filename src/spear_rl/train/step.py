@@ -1,8 +1,9 @@
-"""One training step, start to end: play, judge, learn, remember. Below it: episodes to tensors, and metrics."""
+"""One training step: rollout, advantages, update, replay. Below it: episodes to tensors, mini-batches and metrics."""
 
 import math
 import random
 import time
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from statistics import fmean
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -51,6 +52,7 @@ METRICS = {
     "replay/joined_groups": "Lost groups that a stored win of their task joined (algorithm.imitation.join_lost).",
     "policy/turns": "Turns played in this step.",
     "policy/turns_trained": "Turns of this step that no filter dropped.",
+    "policy/advantage": "Mean absolute advantage of these turns; 0 without any.",
     "policy/dropped_{reason}": "Turns of this step that did not train, by the filter's reason.",
     "policy/optimizer_steps": "Optimizer steps of the policy in this step, those of replayed rows alone included.",
 }
@@ -80,11 +82,11 @@ def train_step(
         minibatch_rows: if above 0, as many as keep each at or below this number of on-policy rows instead.
         epochs: passes over the rows, each divided at random again; log-probabilities of the sampler stay.
     """
-    metrics: Metrics = {}
+    metrics, replay, imitation = Metrics(), list[Term](), algorithm.imitation
     with timed("time/rollout", metrics):
         groups = algorithm.shaped(collect(step), step)
 
-    compared = joined(groups, algorithm, step, metrics) if getattr(algorithm.imitation, "join_lost", False) else groups
+    compared = joined(groups, algorithm, step, metrics) if imitation and imitation.join_lost else groups
     dropped = algorithm.dropped(compared)
     rows_of = partial(collate, pad_id=engine.pad_id)
     critic = judged(algorithm, engine, groups, dropped, rows_of) if algorithm.critic else None
@@ -96,7 +98,6 @@ def train_step(
     if on_played:
         on_played(groups, turn_advantages, dropped)
 
-    replay, imitation = list[Term](), algorithm.imitation
     if imitation:
         imitation.observe(groups, step)
         drawn = imitation.draw(step, rng, num_played=len(dropped))
@@ -119,7 +120,7 @@ def train_step(
 
     if imitation:
         imitation.keep(groups, turn_advantages, step, dropped=dropped)
-    return algorithm.observed(metrics | rollout_metrics(groups) | ledger(dropped), step)
+    return algorithm.observed(metrics | rollout_metrics(groups) | ledger(turn_advantages, dropped), step)
 
 
 def joined(groups: Sequence[Group], algorithm: Algorithm, step: int, metrics: Metrics) -> Sequence[Group]:
@@ -225,8 +226,8 @@ def collate(
         return None
     lengths = torch.tensor([len(row.ids) for row in flat])
     attention = torch.arange(int(lengths.max())) < lengths[:, None]
-    input_ids = torch.full(attention.shape, pad_id)
-    input_ids[attention] = torch.tensor(list(chain.from_iterable(row.ids for row in flat)))
+    ids = array("q", chain.from_iterable(row.ids for row in flat))  # a quarter of torch.tensor's time
+    input_ids = torch.full(attention.shape, pad_id).masked_scatter_(attention, torch.frombuffer(ids, dtype=torch.int64))
 
     # Only the policy's own tokens, a few in a hundred, have anything in the other tensors.
     answers = [(number, answer) for number, row in enumerate(flat) for answer in row.answers]
@@ -316,8 +317,7 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
         "rollout/invalid_turns": fmean(bool(turn.invalid) for turn in turns) if turns else 0.0,
         "rollout/truncated_turns": fmean(turn.completion.truncated for turn in turns) if turns else 0.0,
         "rollout/flat_groups": len(flat) / len(groups),
-        "rollout/flat_won": flat.count(1.0) / len(groups),
-        "rollout/flat_lost": flat.count(0.0) / len(groups),
+        **{f"rollout/flat_{end}": flat.count(rate) / len(groups) for end, rate in (("won", 1.0), ("lost", 0.0))},
         "rollout/tokens": float(sum(len(turn.completion.token_ids) for turn in written)),
         "rollout/episodes": float(len(played)),
         "rollout/failed_episodes": float(sum(group.num_failed for group in groups)),
@@ -325,6 +325,20 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
         **{f"rollout/{name}": mean for name, mean in mean_measures(played).items()},
         "rollout/bonus": fmean(t.bonus for t in played),
     }
+
+
+def note_families(
+    found: dict[str, list[float]], then: PlayedFn | None, groups: Sequence[Group], *learned: Sequence[Sequence[Any]]
+) -> None:
+    """An `on_played` that fills `found`, task family -> success of each of its groups, and then calls `then`.
+
+    Tasks that return or restart are left out: they are not a fair sample of their family.
+    """
+    fresh = [group for group in groups if group.trajectories and group.info.get("origin", "fresh") == "fresh"]
+    for name in sorted({group.info.get("family", "") for group in fresh} - {""}):
+        found[name] = [round(group.success, 4) for group in fresh if group.info.get("family") == name]
+    if then:
+        then(groups, *learned)
 
 
 def choice_metrics(groups: Sequence[Group]) -> Metrics:
@@ -343,13 +357,13 @@ def choice_metrics(groups: Sequence[Group]) -> Metrics:
     } | {name: fmean(values) for name, values in means.items() if values}
 
 
-def ledger(dropped: Sequence[Sequence[str]]) -> Metrics:
-    """How many turns were played, how many trained, and why each of the others did not."""
-    reasons = Counter(reason for turns in dropped for reason in turns)
-    return {
-        "policy/turns": float(reasons.total()),
-        "policy/turns_trained": float(reasons.pop("", 0)),
-    } | {f"policy/dropped_{reason}": float(count) for reason, count in sorted(reasons.items())}
+def ledger(turn_advantages: Sequence[Sequence[float]], dropped: Sequence[Sequence[str]]) -> Metrics:
+    """How many turns were played, how many trained and how large their advantages are, and why others did not."""
+    reasons = Counter(chain.from_iterable(dropped))
+    sizes = [abs(a) for a, why in zip(chain(*turn_advantages), chain(*dropped), strict=True) if not why]
+    counts = {"policy/turns": reasons.total(), "policy/turns_trained": reasons.pop("", 0)}
+    counts |= {f"policy/dropped_{reason}": count for reason, count in sorted(reasons.items())}
+    return {name: float(count) for name, count in counts.items()} | {"policy/advantage": fmean(sizes or [0.0])}
 
 
 def updated(engine: Engine, updates: Iterable[Sequence[Term]]) -> Metrics:

@@ -1,6 +1,8 @@
 """From a configuration to the algorithm and the engine; `rollout` has the parts that need no torch."""
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -231,6 +233,19 @@ def policy_in_folder(config: Config, folder: Path) -> Any:
     return _model_of(config, folder)[0]
 
 
+@contextmanager
+def paused_collection() -> Iterator[None]:
+    """Pause garbage collection: loading 150,000 tokens of a vocabulary triggers seven full ones that free nothing."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@paused_collection()
 def _model_of(config: Config, folder: Path | None) -> tuple[Any, Any, Any]:
     """(model, tokenizer or a vision-language model's processor, the adapter around the model or None)."""
     settings, seed, trusted = config.engine, config.run.seed, config.engine.trust_remote_code
@@ -271,14 +286,20 @@ def _model_of(config: Config, folder: Path | None) -> tuple[Any, Any, Any]:
 
 def _slots_of(config: Config, model: Any, device: torch.device, dtype: torch.dtype) -> tuple[int, int]:
     """(slots, tokens per slot) of the KV cache, by what the model leaves of a GPU's memory."""
-    rollout, room = config.rollout, None
+    room = None
     if device.type == "cuda":
         weights = sum(p.numel() for p in model.parameters())
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         held = training_bytes(weights, trained, dtype) * (2 if algorithm_of(config).critic else 1)
         room = free_bytes(device) - int(OVERHEAD * GIB) - held
+    return slots_within(room, config, model.config, dtype)
+
+
+def slots_within(room: int | None, config: Config, model_config: Any, dtype: torch.dtype) -> tuple[int, int]:
+    """(slots, tokens per slot) of the KV cache for this configuration in `room` bytes; None is any number of them."""
+    rollout = config.rollout
     return kv_slots(
-        model.config,
+        model_config,
         dtype,
         max_context=rollout.max_context,
         max_new_tokens=rollout.max_new_tokens,

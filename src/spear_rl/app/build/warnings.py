@@ -3,14 +3,16 @@
 Every rule compares means over windows of steps; docs/read_a_run.md has the thresholds.
 """
 
+import json
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import inf, isfinite, nan
+from math import inf, isfinite, nan, sqrt
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, pstdev
 from typing import Any
 
 from spear_rl.app.config import Config
+from spear_rl.io.escaping import clipped
 from spear_rl.io.jsonl import append_row, read_rows
 from spear_rl.settings.names import split_name
 from spear_rl.train.callbacks import WARNINGS, Callback, Event
@@ -26,6 +28,14 @@ ENTROPY_SHARE, LEAST_ENTROPY = 0.25, 0.005
 EASY, EASY_GAP = 0.75, 0.1
 FLAT, MOSTLY_WON, LOST, INVALID, TRUNCATED = 0.5, 0.65, 0.1, 0.5, 0.5
 GROWN_TRUNCATED, GROWTH = 0.1, 3.0
+HELD_BACK = 0.95
+FORGOTTEN, OTHERS_KEPT, LEAST_GROUPS = 0.5, 0.9, 20
+"""A family is forgotten at half of its best success, while the others keep 0.9 of theirs; windows have 20 groups."""
+ERRORS = 4
+"""Standard errors that a fall must exceed: two or three occur by chance, as the best of many windows is compared."""
+
+Families = dict[str, list[float]]
+"""Family -> the success of each of its groups."""
 
 
 class RunWatch:
@@ -69,9 +79,13 @@ class Rules:
         self._first: list[Mapping[str, Any]] = []
         self._latest: deque[Mapping[str, Any]] = deque(maxlen=WINDOW)
         self._num_steps, self._had_stored = 0, False
+        self._families: deque[Families] = deque(maxlen=2 * WINDOW)
+        self._best: dict[str, tuple[list[float], float]] = {}
+        """Family -> the success of its groups over the steps at which it was best, and that of all others then."""
         self._checks: dict[str, Callable[[], str]] = {
             "tools": self._tools, "entropy": self._entropy, "replay": self._replay, "easy_wins": self._easy_wins,
             "flat_groups": self._flat_groups, "overlong": self._overlong, "invalid": self._invalid,
+            "forgotten": self._forgotten,
         }  # fmt: skip
 
     def broken(self, metrics: Mapping[str, Any]) -> dict[str, str]:
@@ -80,6 +94,7 @@ class Rules:
         if self._num_steps <= START:
             self._first.append(metrics)
         self._latest.append(metrics)
+        self._families.append(_families(metrics))
         is_emptied = self._config.algorithm.imitation.draw == "when_full" and _number(metrics, "replay/fired") > 0
         self._had_stored = not is_emptied and (self._had_stored or _number(metrics, "replay/buffer_size") > 0)
         if self._num_steps < WINDOW:
@@ -98,31 +113,49 @@ class Rules:
     def _is_solved(self) -> bool:
         return self._now("rollout/success") >= SOLVED
 
+    @property
+    def _imitates(self) -> bool:
+        return "spear" in self._wrappers and self._config.algorithm.imitation.enabled
+
     def _tools(self) -> str:
         then, now = self._then("rollout/tool_turns"), self._now("rollout/tool_turns")
         before, success = self._then("rollout/success"), self._now("rollout/success")
         if not (then >= LEAST_TOOL_TURNS and now < TOOL_SHARE * then and success < before + RISE):
             return ""
         fell = f"tool turns per episode fell from {then:.2f} to {now:.2f} while success went from {before:.2f} to"
-        bonus, advice = self._config.algorithm.bonus, "begin with more demonstrations (sft.episodes)"
+        bonus, advice = self._config.algorithm.bonus, list[str]()
         if "spear" in self._wrappers:
-            longer = f"lengthen algorithm.bonus.steps (it is {bonus.steps})"
-            longer = longer if bonus.mode == "cosine" else "set algorithm.bonus.mode=cosine"
-            advice = f"{longer}, set algorithm.imitation.require_tool=true, or {advice}"
-        return f"{fell} {success:.2f}: {advice}"
+            longer = {
+                "cosine": f"lengthen algorithm.bonus.steps (it is {bonus.steps})",
+                "none": "set algorithm.bonus.mode=cosine",
+                "success": f"raise algorithm.bonus.target (it is {bonus.target:g})" if bonus.target < 1 else "",
+            }
+            advice += [longer[bonus.mode]] if longer.get(bonus.mode) else []
+        if self._imitates and not self._config.algorithm.imitation.require_tool:
+            advice.append("set algorithm.imitation.require_tool=true")
+        return f"{fell} {success:.2f}: {_either([*advice, 'begin with more demonstrations (sft.episodes)'])}"
 
     def _entropy(self) -> str:
         then, now = self._then("policy/entropy"), self._now("policy/entropy")
         if self._is_solved or not (now < LEAST_ENTROPY or now < ENTROPY_SHARE * then):
             return ""
         fell = f"entropy fell from {then:.3g} to {now:.3g}" if isfinite(then) else f"entropy is {now:.3g}"
-        advice = "set algorithm.entropy_bonus=0.001 or algorithm.covariance.on_policy=clip, or lower "
-        rate = f"optim.learning_rate (it is {self._config.optim.learning_rate:g})"
-        weight = " or algorithm.imitation.weight" if "spear" in self._wrappers else ""
+        algorithm = self._config.algorithm
+        bonus = f"raise algorithm.entropy_bonus (it is {algorithm.entropy_bonus:g})"
+        advice = [bonus if algorithm.entropy_bonus else "set algorithm.entropy_bonus=0.001"]
+        if algorithm.covariance.on_policy == "none":
+            advice.append("set algorithm.covariance.on_policy=clip")
+        rate = f"lower optim.learning_rate (it is {self._config.optim.learning_rate:g})"
+        advice.append(f"{rate} or algorithm.imitation.weight" if self._imitates else rate)
         success = f"success is {self._now('rollout/success'):.2f}"
-        return f"{fell} nats per token while {success}, so little is tried any more: {advice}{rate}{weight}"
+        return f"{fell} nats per token while {success}, so little is tried any more: {_either(advice)}"
 
     def _replay(self) -> str:
+        if (held := self._now("replay/held_back")) >= HELD_BACK and not self._is_solved:
+            bound = (
+                f"algorithm.imitation.max_second_moment (it is {self._config.algorithm.imitation.max_second_moment:g})"
+            )
+            return f"replay fires and {held:.0%} of its rows do not train: raise {bound}, or lower max_age beside it"
         is_silent = all(_number(row, "replay/weight") > 0 and _number(row, "replay/fired") == 0 for row in self._latest)
         if not is_silent or self._is_solved:
             return ""
@@ -136,12 +169,21 @@ class Rules:
         if self._now("replay/eligible") == 0:
             size, baseline = self._latest[-1]["replay/buffer_size"], _number(self._latest[-1], "replay/baseline")
             gate = f"none of the {size:.0f} stored episodes earns more than the baseline {baseline:.3g}"
-            advice = f"lower algorithm.imitation.percentile (it is {imitation.percentile:g})"
-            own = "" if imitation.per_family else ", or set algorithm.imitation.per_family=true if kinds of task differ"
-            return f"{gate}: {advice}{own}" if self._now("rollout/success") < NEARLY_SOLVED else ""
+            advice = [f"lower algorithm.imitation.percentile (it is {imitation.percentile:g})"]
+            if imitation.baseline == "siblings":  # which does not look at the percentile
+                advice = ["set algorithm.imitation.baseline=percentile"]
+            if not imitation.per_family:
+                advice.append("set algorithm.imitation.per_family=true if kinds of task differ")
+            return f"{gate}: {_either(advice)}" if self._now("rollout/success") < NEARLY_SOLVED else ""
         if imitation.draw == "when_full":
             return self._why_not_full()
+        if imitation.priority and self._now("replay/never_drawn") >= self._now("replay/eligible"):
+            words = json.dumps([word for word in imitation.priority if word not in ("medium", "hard")])
+            none = f"algorithm.imitation.priority draws none of the {self._now('replay/eligible'):.0f} that qualify"
+            return f"{none}, as their tasks are nearly always won: set algorithm.imitation.priority={words}"
         played = self._now("rollout/episodes")
+        if round(imitation.fraction * played) > 0:
+            return ""
         wanted = f"algorithm.imitation.fraction={imitation.fraction:g} of {played:.0f} episodes is less than one"
         return f"{wanted}: raise it, or rollout.num_tasks (it is {rollout.num_tasks})"
 
@@ -232,6 +274,68 @@ class Rules:
             f"raise algorithm.invalid_penalty (it is {penalty:g}) or sft.episodes (it is {self._config.sft.episodes})"
         )
         return f"{now:.0%} of the turns are invalid over {WINDOW} steps: {advice}; {reasons}"
+
+    def _forgotten(self) -> str:
+        """Compares success rates of groups: episodes of one group share a task, so they are not independent."""
+        if len(self._families) < 2 * WINDOW:
+            return ""
+        rows = list(self._families)
+        before, now = _together(rows[:WINDOW]), _together(rows[WINDOW:])
+        for family, groups in before.items():
+            best, _ = self._best.get(family, ([0.0], nan))
+            if len(before) > 1 and len(groups) >= LEAST_GROUPS and fmean(groups) > fmean(best):
+                self._best[family] = groups, _others(before, family)
+        fallen = [family for family in self._best if self._has_fallen(family, now)]
+        if not fallen:
+            return ""
+        family = min(fallen, key=lambda name: fmean(now[name]) - fmean(self._best[name][0]))
+        best, others = self._best[family]
+        fell = f"{clipped(family, 60)!r} fell from {fmean(best):.2f} to {fmean(now[family]):.2f}"
+        kept = f"that of the others went from {others:.2f} to {_others(now, family):.2f}"
+        return f"success in the task family {fell} while {kept}, so it is being forgotten: {self._family_advice()}"
+
+    def _has_fallen(self, family: str, now: Families) -> bool:
+        (best, others), latest = self._best[family], now.get(family, [])
+        if len(latest) < LEAST_GROUPS or not _others(now, family) >= OTHERS_KEPT * others:
+            return False
+        then, today = fmean(best), fmean(latest)
+        noise = sqrt(1 / len(best) + 1 / len(latest))
+        return today <= FORGOTTEN * then and then - today > ERRORS * noise * pstdev(best + latest)
+
+    def _family_advice(self) -> str:
+        imitation = self._config.algorithm.imitation
+        if not self._imitates:
+            return "look at its episodes with `spear view`"
+        if "family" in imitation.priority:
+            return f"lower algorithm.imitation.weight (it is {imitation.weight:g})"
+        draw = "" if imitation.draw == "every_step" else " and algorithm.imitation.draw=every_step"
+        words = json.dumps([*imitation.priority, "family"])
+        return f"set algorithm.imitation.priority={words}{draw}, so that replay samples every family equally"
+
+
+def _either(advice: Sequence[str]) -> str:
+    """One thing to do or another, in words."""
+    return ", or ".join(filter(None, [", ".join(advice[:-1]), advice[-1]]))
+
+
+def _families(row: Mapping[str, Any]) -> Families:
+    given = row.get("rollout/by_family")
+    lists = {name: v for name, v in given.items() if isinstance(v, list)} if isinstance(given, dict) else {}
+    return {name: [v for v in values if isinstance(v, int | float) and isfinite(v)] for name, values in lists.items()}
+
+
+def _together(rows: Iterable[Families]) -> Families:
+    found: Families = {}
+    for row in rows:
+        for family, values in row.items():
+            found.setdefault(family, []).extend(values)
+    return found
+
+
+def _others(families: Families, family: str) -> float:
+    """Mean success of the groups of all other families; nan without any, which no rule matches."""
+    values = [value for name, values in families.items() if name != family for value in values]
+    return fmean(values) if values else nan
 
 
 def _number(row: Mapping[str, Any], name: str) -> float:

@@ -69,6 +69,10 @@ def load_run(path: Path) -> RunRecord:
     if not rows:
         raise UserError(f"{path} has no metrics: metrics.jsonl is missing or empty, so it has not taken a step yet")
     evals = _rows(path / "eval.jsonl", required=_RATE)
+    for step, row in evals.items():
+        if not (_are_numbers(row.get("solved", {})) and _are_rates(row.get("also", {}))):
+            advice = "delete the line, or resume the run to have it mended"
+            raise UserError(f"{path}: eval.jsonl, the row of step {step} has no shares in solved or also; {advice}")
     taken, planned = max(rows) + 1, settings["run.steps"]
     missing = [step for step in range(taken) if step not in rows]
     lacking = f"metrics.jsonl lacks the rows of steps {spans(missing)}" if missing else ""
@@ -143,6 +147,15 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and abs(value) <= sys.float_info.max
+
+
+def _are_numbers(shares: Any) -> bool:
+    return isinstance(shares, dict) and all(map(_is_number, shares.values()))
+
+
+def _are_rates(splits: Any) -> bool:
+    rates = splits.values() if isinstance(splits, dict) else [None]
+    return all(isinstance(rate, dict) and _is_number(rate.get("success")) for rate in rates)
 
 
 def _estimate(rate: Any) -> Estimate | None:

@@ -1,5 +1,6 @@
 """The typed configuration: where its sections come together, are read and are checked."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -74,6 +75,7 @@ def with_changes(config: Config, overrides: Sequence[str], *, block: Mapping[str
 def resolved(config: Config) -> Config:
     """The config, checked, with the defaults that depend on other settings filled in."""
     check(config)
+    config.engine.model = os.path.expanduser(config.engine.model)  # which a shell leaves alone after engine.model=
     algorithm, rollout = config.algorithm, config.rollout
     algorithm.bonus.steps = algorithm.bonus.steps or config.run.steps
     algorithm.imitation.warm_steps = algorithm.imitation.warm_steps or max(config.run.steps // 2, 1)

@@ -33,10 +33,11 @@ class ImitationConfig:
 
     enabled: bool = True
     """Off gives the base algorithm's updates bit for bit."""
-    profile: Literal["paper", "spear"] = "spear"
+    profile: Literal["paper", "spear", "strong"] = "spear"
     """Values of what is set nowhere: of this section, algorithm.bonus and algorithm.entropy_floor.
     paper: as published, with every switch beyond the paper off
-    spear: ours; docs/better_spear.md says what it sets"""
+    spear: ours; docs/better_spear.md says what it sets
+    strong: no bonus, one replayed episode per played one, less as the entropy falls; for small models from scratch"""
     from_: Annotated[str, FilePath(may_be_empty=True)] = ""
     """A .jsonl file, as sft.from, whose won episodes are in the buffer from the start; they age from step 0."""
     weight: Annotated[float, Weight] = 1.0
@@ -73,24 +74,25 @@ class ImitationConfig:
     """Of the window: the baseline b."""
     per_family: bool = False
     """A baseline for each kind of task instead of one for all."""
-    priority: Annotated[list[Annotated[str, OneOf(PRIORITIES, "priority")]], Length(0, 5, "words")] = field(
+    priority: Annotated[list[Annotated[str, OneOf(PRIORITIES, "priority")]], Length(0, 6, "words")] = field(
         default_factory=list
     )
     """What every_step draws first, e.g. ["medium", "fresh"]: weights, multiplied; none is uniform (the paper).
-    medium: p (1 - p), p the task's success rate today, else its family's; never from 0.9 on
+    medium: p (1 - p), p the task's current success rate, else its family's; never from 0.9 on
     hard: 1 - its group's success rate when played
     rare: 1 over that rate, so that each task is drawn alike, however often it was won
     confident: by the rank of its tokens' mean log-probability when played
-    fresh: half per 2 steps of age"""
+    fresh: half per 2 steps of age
+    family: every task family has the same total weight, so that none is crowded out"""
     draw: Literal["every_step", "when_full"] = "every_step"
     """When remembered episodes are replayed.
     every_step: a fraction every step
     when_full: `capacity` at once when more than 1.5 times as many qualify (the authors' code)"""
     gate: Literal["both", "old", "new"] = "both"
     """Which advantage of an episode must be positive.
-    both: when played and today
+    both: when played and now
     old: when played
-    new: today, against the present baseline"""
+    new: now, against the current baseline"""
     update: Literal["joint", "separate"] = "joint"
     """Where replayed rows train.
     joint: in the on-policy optimizer step (the paper)
@@ -207,8 +209,9 @@ class AlgorithmConfig:
     fixed_length: the sum over a row's tokens divided by max_length, mean over rows (Dr. GRPO as published)"""
     entropy_bonus: Annotated[float, Weight] = 0.0
     """Weight of the entropy in the on-policy loss."""
-    entropy_floor: Annotated[float, Range(0, 100, unit="nats per token")] = 0.0
-    """The weight of the entropy bonus rises while the policy's entropy is below this, and falls above it; 0 is off."""
+    entropy_floor: Annotated[float, Range(0, 100, unit="nats per token")] | Literal["auto"] = 0.0
+    """The weight of the entropy bonus rises while the policy's entropy is below this, and falls above it; 0 is off.
+    auto: half of the mean over the run's first five steps"""
     kl: Annotated[float, Weight] = 0.0
     """Weight of the KL to the cold-started policy; 0 needs no reference model."""
     discount: Annotated[float, Share] = 0.95

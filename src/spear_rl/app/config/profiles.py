@@ -18,6 +18,21 @@ PROFILES: dict[str, dict[str, Any]] = {
         },
     },
     "spear": {},
+    "strong": {
+        "bonus": {"mode": "none"},
+        "imitation": {
+            "weight": 2.0,
+            "schedule": "entropy",
+            "entropy_share": 0.8,
+            "fraction": 1.0,
+            "max_age": 10,
+            "baseline": "siblings",
+            "update": "joint",
+            "admit_by_score": False,
+            "skip_invalid": True,
+            "scale_by_rows": True,
+        },
+    },
 }
 """Profile -> values of settings under `algorithm`; a preset, a file or the command line overrides them.
 

@@ -105,7 +105,7 @@ class Rollout:
     max_turns: Annotated[int, Turns] = 30
     """Turns after which an episode is cut off."""
     workers: Annotated[int, Range(0, 1024)] = 0
-    """Processes that environments run in; 0 is this one, fastest below 0.1 ms a step. Agents at once; 0 is 64."""
+    """Processes that environments run in; 0 is this one, fastest below 0.1 ms per step. Agents at once; 0 is 64."""
     step_timeout: Annotated[float, Range(0.1, 86_400, unit="seconds")] = 60.0
     """Seconds a step may take in a worker before it counts as hung; making and resetting a game: five times that."""
     max_new_tokens: Annotated[int, Range(1, 1_048_576, unit="tokens")] = 64

@@ -12,7 +12,7 @@ from spear_rl.errors import UserError
 from spear_rl.io.escaping import indented
 from spear_rl.io.jsonl import read_rows, spans
 from spear_rl.io.record import read_record
-from spear_rl.train.callbacks import WARNINGS
+from spear_rl.train.callbacks import WARNINGS, warning_texts
 
 
 def algorithm_overview(name: str | None, overrides: Sequence[str]) -> str:
@@ -81,9 +81,7 @@ def _lines(run_dir: Path) -> list[str]:
 def _warnings(run_dir: Path) -> list[str]:
     """What the run warned of while it trained, one line per warning."""
     rows = read_rows(run_dir / WARNINGS)
-    lists = {step: row["warnings"] for step, row in rows.by_step.items() if isinstance(row.get("warnings"), list)}
-    found = [(step, given) for step, warnings in lists.items() for given in warnings]
-    texts = [f"  step {step}: {given['text']}" for step, given in found if isinstance(given, dict) and "text" in given]
+    texts = [f"  step {step}: {text}" for step, text in warning_texts(rows.by_step)]
     return [*rows.sentences(WARNINGS), *(["", "warnings:", *texts] if texts else [])]
 
 

@@ -9,6 +9,8 @@ from spear_rl.io.escaping import one_line, visible
 
 _HEAD, _TAIL = 5, 2
 """Lines of a long text that are shown: its beginning and its end."""
+_INDENT = "    "
+"""Before every line of a text but its first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +21,14 @@ class Words:
     full: bool = False
     """Whole texts instead of their beginning and end."""
 
-    def block(self, text: str, first: str = "  ", then: str = "    ") -> list[str]:
+    def block(self, text: str, first: str = "  ") -> list[str]:
         """A text that is not ours: no line of it but the first can look like one of ours."""
-        room = max(self.width - max(len(first), len(then)), 20)
+        room = max(self.width - max(len(first), len(_INDENT)), 20)
         lines = [part for line in visible(text).split("\n") for part in textwrap.wrap(line, room, **_WRAP) or [""]]
         if not self.full and len(lines) > _HEAD + _TAIL + 1:
             left_out = f"... {len(lines) - _HEAD - _TAIL} more lines, --full shows them ..."
             lines = [*lines[:_HEAD], left_out, *lines[-_TAIL:]]
-        return [f"{then if number else first}{line}".rstrip() for number, line in enumerate(lines)]
+        return [f"{_INDENT if number else first}{line}".rstrip() for number, line in enumerate(lines)]
 
 
 _WRAP: dict[str, Any] = {"break_on_hyphens": False, "drop_whitespace": False, "replace_whitespace": False}

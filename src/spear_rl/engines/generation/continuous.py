@@ -366,7 +366,7 @@ class SlotStream:
             lists = request.token_ids, request.logprobs
             self._done.append((request.key, Completion(*lists, not has_ended, entropies=request.entropies)))
 
-    def _next_seed(self, key: int, own: int | None = None) -> int:
+    def _next_seed(self, key: int, own: int | None) -> int:
         turn = self._turns.get(key, 0)
         self._turns[key] = turn + 1
         source = f"{self._seed}/{key}/{turn}" if own is None else f"own/{own}"

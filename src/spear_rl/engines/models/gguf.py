@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from spear_rl.engines.models.gguf_settings import COMPOSED, WHOLE_WORDS, gguf_value, unread_settings
 from spear_rl.errors import ConfigError, MissingExtraError, UserError
 from spear_rl.io.cache import cache_folder
 from spear_rl.io.files import writing
@@ -58,8 +59,8 @@ def gguf_config(path: Path) -> Any:
     from transformers import AutoConfig
 
     with _one_sentence(path), _one_reader(), _joined(path) as file:
-        shape = _shape(_reader(file))
-        config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False, **shape)
+        settings = unread_settings(_reader(file))
+        config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False, **settings)
         return _without_quantization(config)
 
 
@@ -73,13 +74,14 @@ def gguf_parts(path: Path) -> list[Path]:
         return gguf_parts(next(iter(models.values())))
     if found := _SPLIT.fullmatch(path.name):
         number, count = int(found["number"]), int(found["count"])
-        files = [path.with_name(f"{found['stem']}-{n:05d}-of-{found['count']}.gguf") for n in range(1, count + 1)]
+        end = path.name[found.end("number") :]
+        files = [path.with_name(f"{found['stem']}-{n:05d}{end}") for n in range(1, count + 1)]
     elif found := _piece(path):
         files = _pieces(path, found)
         number = files.index(path) + 1 if path in files else 0
     else:
         return [path]
-    if number != 1:
+    if number != 1 and files[0].is_file():
         raise ConfigError(f"engine.model: {path} is part {number} of {len(files)}: name the first, {files[0].name}")
     if missing := [file.name for file in files if not file.is_file()]:
         raise ConfigError(f"engine.model: {path} has {len(files)} parts, and {', '.join(missing[:4])} is missing")
@@ -209,11 +211,11 @@ def _join_parts(files: Sequence[Path], whole: Path) -> None:
 
     readers = [_reader(file) for file in files]
     for number, (file, reader) in enumerate(zip(files, readers, strict=True)):
-        own, count = (_value(reader, key) for key in ("split.no", "split.count"))
+        own, count = (gguf_value(reader, key) for key in ("split.no", "split.count"))
         if (own, count) != (number, len(files)):
             said = f"is part {own + 1} of {count}" if isinstance(own, int) else "is no part of a split model"
             raise ConfigError(f"engine.model: {file} {said} by its header, not {number + 1} of {len(files)}")
-    writer = GGUFWriter(whole, _value(readers[0], "general.architecture"), endianess=readers[0].endianess)
+    writer = GGUFWriter(whole, gguf_value(readers[0], "general.architecture"), endianess=readers[0].endianess)
     for name, field in readers[0].fields.items():
         if name != "general.architecture" and not name.startswith(("GGUF.", "split.")):
             is_list = field.types[0] == GGUFValueType.ARRAY
@@ -235,14 +237,18 @@ def _check_file(file: Path) -> None:
     from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
     reader = _reader(file)
-    if _value(reader, "split.count") not in (None, 1):
+    if gguf_value(reader, "split.count") not in (None, 1):
         raise ConfigError(
             f"engine.model: {file} is one of several parts: keep the names of all, ...-00001-of-0000N.gguf"
         )
-    kind = str(_value(reader, "general.architecture"))
+    kind = str(gguf_value(reader, "general.architecture"))
     known = [name.replace("_", "") for name in GGUF_SUPPORTED_ARCHITECTURES]
     if not any(kind.replace("-", "").replace("_", "").startswith(name) for name in known):
         raise ConfigError(f"engine.model: {file} is of the architecture {kind!r}, which transformers cannot read")
+    blocks = {tensor.name.split(".")[1] for tensor in reader.tensors if tensor.name.startswith("blk.")}
+    said = gguf_value(reader, f"{kind}.block_count")
+    if said != len(blocks):
+        raise ConfigError(f"engine.model: {file} is damaged: it has {len(blocks)} layers, and its header says {said}")
     if expected := KNOWN_HASHES.get(file.name.lower()):
         with file.open("rb") as opened:
             if hashlib.file_digest(opened, "sha256").hexdigest() != expected:
@@ -267,12 +273,8 @@ def _reader(file: Path) -> Any:
         ) from error
     if end > file.stat().st_size:
         raise ConfigError(f"engine.model: {file} is cut off: download it, or join its pieces, again")
+    reader.fields.pop("general.name", None)  # one called mistral is looked up as an architecture that gguf lacks
     return reader
-
-
-def _value(reader: Any, name: str) -> Any:
-    field = reader.fields.get(name)
-    return None if field is None else field.contents()
 
 
 def _read(file: Path) -> tuple[Any, Any]:
@@ -290,7 +292,7 @@ def _read(file: Path) -> tuple[Any, Any]:
             dtype=torch.float32,
             trust_remote_code=False,
             output_loading_info=True,
-            **_shape(reader),
+            **unread_settings(reader),
         )
     config, weights = loaded.config, loaded.state_dict()
     if missing := sorted(info["missing_keys"]):
@@ -307,13 +309,6 @@ def _read(file: Path) -> tuple[Any, Any]:
     model.tie_weights()
     tokenizer, model.generation_config.eos_token_id = _tokenizer(file, reader)
     return model.eval(), tokenizer
-
-
-def _shape(reader: Any) -> dict[str, int]:
-    """What transformers does not read of the file: the width of Qwen3's heads."""
-    kind = str(_value(reader, "general.architecture"))
-    width = _value(reader, f"{kind}.attention.key_length") if kind.startswith("qwen3") else None
-    return {"head_dim": int(width)} if width else {}
 
 
 def _embeddings(model: Any) -> list[str]:
@@ -340,16 +335,19 @@ def _without_quantization(config: Any) -> Any:
 
 def _tokenizer(file: Path, reader: Any) -> tuple[Any, list[int] | None]:
     """(tokenizer, ids that end an answer), by the file's own table of tokens."""
+    from tokenizers.normalizers import NFC
     from transformers import AddedToken, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
-    tokens, kinds = (_value(reader, f"tokenizer.ggml.{name}") or [] for name in ("tokens", "token_type"))
+    tokens, kinds = (gguf_value(reader, f"tokenizer.ggml.{name}") or [] for name in ("tokens", "token_type"))
     kinds = kinds or [1] * len(tokens)
     whole = [(text, kind) for text, kind in zip(tokens, kinds, strict=True) if kind in (_CONTROL, _USER_DEFINED)]
     tokenizer.add_tokens(
         [AddedToken(text, special=kind == _CONTROL, normalized=False) for text, kind in whole if text.strip()]
     )
-    ids = {name: _value(reader, f"tokenizer.ggml.{name}_token_id") for name in ("eot", "eom", "eos", "bos", "padding")}
+    ids = {
+        name: gguf_value(reader, f"tokenizer.ggml.{name}_token_id") for name in ("eot", "eom", "eos", "bos", "padding")
+    }
     ends = list(dict.fromkeys(ids[name] for name in ("eot", "eos", "eom") if ids[name] is not None))
     # Some versions of transformers read wrong tokens from the file.
     if ends:
@@ -357,5 +355,10 @@ def _tokenizer(file: Path, reader: Any) -> tuple[Any, list[int] | None]:
     for name, key in (("bos_token", "bos"), ("pad_token", "padding")):
         if ids[key] is not None:
             setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(ids[key]))
-    tokenizer.chat_template = _value(reader, "tokenizer.chat_template") or tokenizer.chat_template
+    words = gguf_value(reader, "tokenizer.ggml.pre")
+    if words in WHOLE_WORDS:
+        tokenizer.backend_tokenizer.model.ignore_merges = True
+    if words in COMPOSED:
+        tokenizer.backend_tokenizer.normalizer = NFC()
+    tokenizer.chat_template = gguf_value(reader, "tokenizer.chat_template") or tokenizer.chat_template
     return tokenizer, ends or None

@@ -16,7 +16,7 @@ from spear_rl.errors import ConfigError, DiskError, UserError
 from spear_rl.io.files import disk_reason
 
 _REPO = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
-_COMMIT = re.compile(r"[0-9a-f]{40}")
+COMMIT = re.compile(r"[0-9a-f]{40}")
 _REVISION = re.compile(r"(?!.*\.\.)\w[\w./-]{0,254}", re.ASCII)
 _SPLIT = re.compile(r"-\d{5}(-of-\d{5}\.gguf)$", re.IGNORECASE)
 
@@ -26,6 +26,7 @@ WEIGHTS = (("model.safetensors",), ("pytorch_model.bin",))
 """File names of weights in the order of preference; shards are named by an index."""
 ADAPTER_WEIGHTS = (("adapter_model.safetensors",), ("adapter_model.bin",))
 
+_WAITS = ("connect", "read", "write", "pool")
 LARGE = 1_000_000
 """Bytes of downloads whose progress is worth a line."""
 
@@ -72,7 +73,7 @@ def hub_id(name: str, revision: str = "") -> HubId | None:
 def pin(commits: Mapping[str, str]) -> None:
     """Use these commits (`used_commits` of an earlier process), and forget all others."""
     _commits.clear()
-    _commits.update({name: commit for name, commit in commits.items() if _COMMIT.fullmatch(str(commit))})
+    _commits.update({name: commit for name, commit in commits.items() if COMMIT.fullmatch(str(commit))})
 
 
 def used_commits() -> dict[str, str]:
@@ -123,14 +124,14 @@ def _download(model: HubId, patterns: Sequence[str], *, nested: bool = False) ->
     from huggingface_hub import snapshot_download
 
     key = str(model)
-    with _one_sentence(model), _shown_progress():
+    with _one_sentence(model), _shown_progress(), _bounded_waits():
         ignored = None if nested else ["*/*"]
         revision = _commits.get(key) or model.revision or None
         options: dict[str, Any] = {"allow_patterns": list(patterns), "ignore_patterns": ignored}
         options |= {"tqdm_class": _progress_lines(model), "library_name": "spear-rl"}
         known = _files(revision, model)
         folder = Path(snapshot_download(model.repo, revision=revision, **options))
-    if _COMMIT.fullmatch(folder.name):
+    if COMMIT.fullmatch(folder.name):
         _commits[key] = folder.name
     for path in folder.rglob("*") if folder.is_dir() else ():
         if path.suffix in (".safetensors", ".bin", ".gguf") and path.name not in known:
@@ -142,7 +143,7 @@ def _files(revision: str | None, model: HubId) -> set[str]:
     """Names of the files that the cache already has of a commit."""
     from huggingface_hub import constants
 
-    if not revision or not _COMMIT.fullmatch(revision):
+    if not revision or not COMMIT.fullmatch(revision):
         return set()
     home = Path(constants.HF_HUB_CACHE) / f"models--{model.repo.replace('/', '--')}" / "snapshots" / revision
     return {path.name for path in home.rglob("*")} if home.is_dir() else set()
@@ -156,12 +157,13 @@ def _check_hash(path: Path, model: HubId) -> None:
     with blob.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != blob.name:
-        path.unlink()
-        blob.unlink()
-        raise ConfigError(
-            f"engine.model: {path.name} of {model} arrived damaged (its SHA-256 is wrong) and was deleted: give the "
-            "command again"
-        )
+        way_out = "and was deleted: give the command again"
+        try:
+            path.unlink()
+            blob.unlink()
+        except OSError as error:  # of a cache that others own
+            way_out = f"and cannot be deleted ({disk_reason(error)}): set HF_HOME to another place"
+        raise ConfigError(f"engine.model: {path.name} of {model} arrived damaged (its SHA-256 is wrong) {way_out}")
 
 
 def _progress_lines(model: HubId) -> Any:
@@ -209,6 +211,28 @@ def _shown_progress() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _bounded_waits() -> Iterator[None]:
+    """Give up on a server that does not answer: some requests of huggingface_hub would wait for ever."""
+    from huggingface_hub import constants, get_session
+
+    def bound(request: Any) -> None:
+        limits = request.extensions.get("timeout", {})
+        limit = constants.HF_HUB_DOWNLOAD_TIMEOUT
+        request.extensions["timeout"] = {kind: limits.get(kind) or limit for kind in _WAITS}
+
+    session = get_session()
+    hooks = getattr(session, "event_hooks", None)  # of versions with another HTTP client there are none
+    if hooks is None:
+        yield
+        return
+    session.event_hooks = hooks | {"request": [*hooks.get("request", ()), bound]}
+    try:
+        yield
+    finally:
+        session.event_hooks = hooks
+
+
+@contextlib.contextmanager
 def _one_sentence(model: HubId) -> Iterator[None]:
     try:
         yield
@@ -248,8 +272,11 @@ def _explained(error: BaseException, model: HubId) -> UserError:
         missing = f"{start} is no folder here and not, or not whole, in the cache"
         return ConfigError(f"{missing}, and the hub ({hub}) cannot be reached: check the network")
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if isinstance(error, UnicodeEncodeError):
+        return ConfigError(f"{start}: HF_TOKEN, or the stored token, holds characters that no token has: set it anew")
     if isinstance(error, OSError) and error.errno:
-        return DiskError(f"the download of {model} cannot be written to {constants.HF_HUB_CACHE}: {disk_reason(error)}")
+        place = f"{constants.HF_HUB_CACHE} (set HF_HOME to another place)"
+        return DiskError(f"the download of {model} cannot be written to {place}: {disk_reason(error)}")
     if isinstance(error, errors.HFValidationError):
         return ConfigError(f"{start} cannot be a name of the hub: {reason}")
-    return ConfigError(f"{start}: the download broke off ({reason}): give the command again, it goes on from there")
+    return ConfigError(f"{start}: the download broke off ({reason}): give the command again, whole files are kept")

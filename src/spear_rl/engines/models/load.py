@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from importlib.util import find_spec
@@ -11,8 +12,8 @@ from typing import Any
 import torch
 
 from spear_rl.engines.models.gguf import is_gguf, read_gguf
-from spear_rl.engines.models.hub import fetched, hub_id, used_commits
-from spear_rl.engines.models.lora import ADAPTER, adapter_in_folder, adapter_origin, is_adapter
+from spear_rl.engines.models.hub import COMMIT, fetched, hub_id, used_commits
+from spear_rl.engines.models.lora import ADAPTER, adapter_in_folder, adapter_origin, is_adapter, merged
 from spear_rl.engines.models.smollm2 import smollm2
 from spear_rl.engines.models.tiny import FROM_SCRATCH, TINY_SIZES, TINY_VISION, tiny_model, tiny_tokenizer
 from spear_rl.engines.models.tiny_vision import tiny_processor, tiny_vision_model
@@ -68,18 +69,25 @@ def model_by_name(
 
 def located(name: str, revision: str = "", *, with_weights: bool = True, with_code: bool = False) -> Path:
     """The folder or GGUF file of a model that is not built in; one of the hub is downloaded if need be."""
-    if Path(name).exists():
+    name = os.path.expanduser(name)
+    if name and os.path.exists(name):
         if revision:
             raise ConfigError(f"engine.revision={revision}: {name} is on this disk, not on the hub; leave it out")
-        if Path(name).is_dir() or is_gguf(Path(name)):
+        is_model = (Path(name) / "config.json").is_file() or is_adapter(Path(name)) or is_gguf(Path(name))
+        if (Path(name) / "checkpoints").is_dir() and not is_model:
+            raise ConfigError(f"engine.model: {name} is a run's folder: name its model/ or one of its checkpoints/")
+        if Path(name).is_dir() or is_model:
             return Path(name)
         raise ConfigError(f"engine.model: {name} is neither a model's folder nor a GGUF file")
+    if "://" in name:
+        raise ConfigError(f"engine.model: {name[:300]} is an address: name a model of the hub by its id, owner/name")
     model = hub_id(name, revision)
     others = f"built-in: {', '.join(BUILT_IN)}; or your own: package.module:function"
-    unknown = f"engine.model: {name!r} is no folder and no built-in model{nearest(name, BUILT_IN)}; {others}"
+    unknown = f"engine.model: {name[:300]!r} is no folder and no built-in model{nearest(name, BUILT_IN)}; {others}"
+    is_local = model is None or os.path.isdir(os.path.dirname(name))
+    if is_local and name.lower().endswith(".gguf"):
+        raise ConfigError(f"engine.model: there is no file {name}")
     if model is None:
-        if name.lower().endswith(".gguf"):
-            raise ConfigError(f"engine.model: there is no file {name}")
         raise ConfigError(f"{unknown}; or a model of the hub: owner/name")
     try:
         place = fetched(model, with_weights=False, with_code=with_code)
@@ -100,12 +108,12 @@ def _model_at(place: Path, trust_remote_code: bool, above: tuple[Path, ...]) -> 
     if not is_adapter(place):
         return model_in_folder(place, trust_remote_code=trust_remote_code)
     model, tokenizer = model_under_adapter(place, trust_remote_code=trust_remote_code, above=above)
-    return adapter_in_folder(model, place).merge_and_unload().requires_grad_(True), tokenizer
+    return merged(adapter_in_folder(model, place)), tokenizer
 
 
 def is_function(name: str) -> bool:
     """Whether engine.model names a user's own function, `package.module:function`."""
-    return ":" in name and not name.startswith("hf:") and not Path(name).exists()
+    return ":" in name and "://" not in name and not name.startswith("hf:") and not Path(name).exists()
 
 
 def model_from_function(name: str, *, seed: int) -> tuple[Any, Any]:
@@ -221,11 +229,22 @@ def base_name(name: str, revision: str, *, seed: int) -> tuple[str, str]:
     """(the base model's name in an adapter's config, its commit on the hub or ""), enough to find it again."""
     if name in FROM_SCRATCH:
         return f"{name}:{seed}", ""
-    if name in BUILT_IN or is_function(name) or Path(name).exists():
+    if name in BUILT_IN or is_function(name):
         return name, ""
+    if Path(name).exists():  # absolute: an adapter may be read from another working directory
+        return os.path.abspath(name), ""
     model = hub_id(name, revision)
     assert model is not None  # it is loaded
     return model.model, used_commits().get(str(model), "")
+
+
+def base_of_adapter(folder: Path) -> tuple[str, str]:
+    """(name, revision) of the model under an adapter, as `located` takes them; one with a commit is of the hub."""
+    name, _, revision = adapter_origin(folder)
+    name = os.path.expanduser(name)
+    if COMMIT.fullmatch(revision) and hub_id(name):
+        return f"hf:{name.removeprefix('hf:')}", revision
+    return name, "" if os.path.exists(name) else revision
 
 
 def model_under_adapter(
@@ -238,7 +257,7 @@ def model_under_adapter(
     """
     from transformers import AutoProcessor, AutoTokenizer
 
-    name, _, revision = adapter_origin(folder)
+    name, revision = base_of_adapter(folder)
     size, _, seed = name.partition(":")
     if size in TINY_SIZES and seed.isdecimal():
         tokenizer = _from_pretrained(folder, False, AutoTokenizer)
@@ -251,10 +270,11 @@ def model_under_adapter(
     try:
         if name in BUILT_IN:
             return model_by_name(name, texts=list, seed=0)
-        place = located(name, "" if Path(name).exists() else revision, with_code=trust_remote_code)
+        place = located(name, revision, with_code=trust_remote_code)
     except UserError as error:
         reason = str(error).removeprefix("engine.model: ")
-        raise ConfigError(f"engine.model: the adapter in {folder} needs its base model {name}: {reason}") from error
+        base = name.removeprefix("hf:")
+        raise ConfigError(f"engine.model: the adapter in {folder} needs its base model {base}: {reason}") from error
     model, tokenizer = _model_at(place, trust_remote_code, (*above, folder.resolve()))
     is_text = not hasattr(tokenizer, "image_processor")
     if is_text and (folder / "tokenizer_config.json").is_file():

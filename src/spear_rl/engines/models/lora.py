@@ -45,15 +45,47 @@ def with_adapter(
 
 
 def adapter_in_folder(model: Any, folder: Path) -> Any:
-    """`model` inside a saved adapter, trainable."""
+    """`model` inside a saved adapter, trainable; its vocabulary grows if the adapter was saved with a larger one."""
     _require_peft()
     from peft import PeftModel
 
     try:
+        if size := _saved_vocabulary(model, folder):
+            with torch.random.fork_rng(devices=[]):  # new rows are drawn, and then replaced by the adapter's
+                model.resize_token_embeddings(size, mean_resizing=False)
         return PeftModel.from_pretrained(model, folder, is_trainable=True)
     except Exception as error:  # loaders raise many types
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = " ".join((str(error) or type(error).__name__).split("\n")[:2]).replace("\t", "")
         raise ConfigError(f"the adapter in {folder} does not load onto {type(model).__name__}: {reason}") from error
+
+
+def _saved_vocabulary(model: Any, folder: Path) -> int:
+    """Rows of the embeddings that an adapter brings along, if they are not as many as the model's; else 0."""
+    from safetensors import safe_open
+
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    names = {name.rpartition(".")[2] for name, module in model.named_modules() if module in ends}
+    file = folder / "adapter_model.safetensors"
+    if not file.is_file():
+        return 0
+    with safe_open(file, "pt") as weights:
+        whole = [key for key in weights.keys() if key.split(".")[-2:] in [[name, "weight"] for name in names]]  # noqa: SIM118
+        rows = {int(weights.get_slice(key).get_shape()[0]) for key in whole}
+    return max(rows) if rows and rows != {ends[0].weight.shape[0]} else 0
+
+
+def merged(adapter: Any) -> Any:
+    """The model with its adapter merged, all weights trainable; embeddings that the adapter changes are untied."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    model = adapter.get_base_model()
+    ends = [model.get_input_embeddings(), model.get_output_embeddings()]
+    first, last = (getattr(end, "base_layer", end) for end in ends)
+    if any(isinstance(end, BaseTunerLayer) for end in ends) and first.weight is last.weight:
+        last.weight = nn.Parameter(last.weight.detach().clone())
+        model.config.get_text_config().tie_word_embeddings = model.config.tie_word_embeddings = False
+        model.all_tied_weights_keys = {}
+    return adapter.merge_and_unload().requires_grad_(True)
 
 
 def is_adapter(folder: Path) -> bool:
@@ -72,11 +104,15 @@ def adapter_origin(folder: Path) -> tuple[str, int, str]:
         settings = json.loads((folder / ADAPTER).read_text("utf-8"))
         if settings.get("megatron_config"):
             raise ValueError("megatron_config makes peft import a module that the file names")
+        if (kind := settings.get("peft_type", "LORA")) != "LORA":
+            raise ValueError(f"it is of the kind {kind}, and only LoRA is read here")
         if not settings["base_model_name_or_path"]:
             raise ValueError("base_model_name_or_path is empty")
         return str(settings["base_model_name_or_path"]), int(settings["r"]), str(settings.get("revision") or "")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{folder / ADAPTER} is not an adapter's config that peft wrote: {error}") from error
+        raise ConfigError(
+            f"engine.model: {folder / ADAPTER} is not an adapter's config that is read here: {error}"
+        ) from error
 
 
 def save_adapter(adapter: Any, folder: Path, exact: dict[str, Tensor]) -> None:

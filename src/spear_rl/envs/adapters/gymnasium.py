@@ -18,11 +18,11 @@ from spear_rl.envs.adapters.shared import (
     package,
     seeds,
     state_key,
-    user_function,
 )  # fmt: skip
 from spear_rl.envs.adapters.spaces import action_fault, action_of, choices, observation_fault, observed, plain_picture
 from spear_rl.errors import ConfigError, MissingExtraError, OptionError
 from spear_rl.rollout.env import INADMISSIBLE, Observation, StepResult, Task
+from spear_rl.settings.names import option_function
 from spear_rl.settings.ranges import Length, OneOf, Range, has_checked_options
 
 VIEWS = ("auto", "state", "ansi", "image", "both")
@@ -40,11 +40,10 @@ class Known:
 
 
 _MOVES = ("left", "down", "right", "up")
+_LAKE = Known(_MOVES, explained="Walk from S to G over the ice F, not into a hole H. [ ] is where you are.")
 KNOWN = {
-    "FrozenLake": Known(_MOVES, explained="Walk from S to G over the ice F, not into a hole H. [ ] is where you are."),
-    "FrozenLake8x8": Known(
-        _MOVES, explained="Walk from S to G over the ice F, not into a hole H. [ ] is where you are."
-    ),
+    "FrozenLake": _LAKE,
+    "FrozenLake8x8": _LAKE,
     "CliffWalking": Known(("up", "right", "down", "left"), "terminated", "Walk from x to T around the cliff C."),
     "Taxi": Known(
         ("south", "north", "east", "west", "pickup", "dropoff"),
@@ -56,6 +55,11 @@ KNOWN = {
     "Acrobot": Known(("left", "none", "right"), "terminated"),
 }
 """Game -> names of its actions and when it is solved, where Gymnasium itself does not say."""
+
+
+def _known(id: str) -> Known:
+    """What is known of `module:namespace/NAME-v0`, of which module and namespace may be missing."""
+    return KNOWN.get(id.rpartition(":")[2].rpartition("/")[2].rpartition("-")[0], Known())
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ class Game:
 
     def make(self, seed: int) -> Any:
         """The Gymnasium environment of a task, not reset yet."""
-        own = user_function(self.seeded, "seeded")(seed) if self.seeded else {}
+        own = option_function(self.seeded, "seeded")(seed) if self.seeded else {}
         mode = {"ansi": "ansi", "image": "rgb_array", "both": "rgb_array"}.get(self.view)
         if mode == "rgb_array":
             os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws without a screen
@@ -107,7 +111,7 @@ def tasks(
     """
     game, space = _described(id, make, seeded, observation, tuple(actions), success)
     if expert not in EXPERTS:
-        user_function(expert, "expert")
+        option_function(expert, "expert")
     said = choices(space, game.actions)
     told = instructions or _instructions(id, said, space)
     return tuple(
@@ -129,7 +133,7 @@ def _described(
     id: str, make: dict[str, Any], seeded: str, view: str, actions: tuple[str, ...], success: str
 ) -> tuple[Game, Any]:
     """The game, and its action space; refuses what cannot be played in words or pictures."""
-    known = KNOWN.get(id.rpartition(":")[2].rpartition("/")[2].rpartition("-")[0], Known())
+    known = _known(id)
     rule = success or known.success
     if not _RULE.fullmatch(rule):
         raise OptionError(f"success: {rule!r} is no rule; write {_RULES}")
@@ -177,8 +181,7 @@ def _first_picture(game: Game) -> None:
 
 
 def _instructions(id: str, said: Sequence[str], space: Any) -> str:
-    known = KNOWN.get(id.rpartition("/")[2].rpartition("-")[0], Known())
-    kind = type(space).__name__
+    known, kind = _known(id), type(space).__name__
     how = (
         f"one of: {', '.join(said)}" if said else "your text" if kind == "Text" else f"numbers of {space}, with spaces"
     )
@@ -217,7 +220,7 @@ def _users_play(game: Game, task_seed: int, expert: str, seed: int) -> list[str]
     env = game.make(task_seed)
     try:
         env.reset(seed=task_seed)
-        return [str(action) for action in user_function(expert, "expert")(env, seed)]
+        return [str(action) for action in option_function(expert, "expert")(env, seed)]
     finally:
         env.close()
 

@@ -11,6 +11,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
@@ -29,12 +30,12 @@ from spear_rl.envs.adapters.shared import (
     package,
     seeds,
     state_key,
-    user_function,
 )  # fmt: skip
 from spear_rl.envs.shared.answer_tags import ParsedAnswer
 from spear_rl.errors import ConfigError, OptionError
 from spear_rl.rollout.contract import ContractError
 from spear_rl.rollout.env import INADMISSIBLE, Observation, StepResult, Task
+from spear_rl.settings.names import look_in_current_folder, option_function
 from spear_rl.settings.ranges import Length, OneOf, Range, has_checked_options
 
 START_SECONDS, FREE_SECONDS = 120.0, 5.0
@@ -87,7 +88,7 @@ def tasks(
     """
     server, told = _described(id, action_field, observation_field)
     if expert not in EXPERTS:
-        user_function(expert, "expert")
+        option_function(expert, "expert")
     return tuple(
         Task(
             id=f"openenv/{id}/{name}",
@@ -113,7 +114,7 @@ def _users_play(server: Server, task_seed: int, expert: str, seed: int) -> list[
     env = OpenEnvEnv(server, task_seed)
     try:
         env.reset()
-        return [str(action) for action in user_function(expert, "expert")(env.first, seed)]
+        return [str(action) for action in option_function(expert, "expert")(env.first, seed)]
     finally:
         env.close()
 
@@ -173,8 +174,7 @@ def _address(pid: int, id: str) -> str:
 
 
 def _is_module(name: str) -> bool:
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    look_in_current_folder()
     try:
         return find_spec(name) is not None
     except (ImportError, ValueError):
@@ -188,12 +188,14 @@ def _served(app: str) -> str:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "uvicorn", app, "--port", str(port), "--log-level", "error"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))}
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=env, text=True)
+    log = tempfile.TemporaryFile()  # noqa: SIM115 (a pipe that is not read would fill up and stop the server)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, env=env)
     atexit.register(process.kill)
     address, end = f"http://127.0.0.1:{port}", time.monotonic() + START_SECONDS
     while time.monotonic() < end:
         if process.poll() is not None:
-            said = (process.stderr.read() if process.stderr else "").strip().splitlines()[-1:]
+            log.seek(0)
+            said = log.read().decode("utf-8", "replace").strip().splitlines()[-1:]
             raise ConfigError(f"task.env: the OpenEnv app {app} does not start: {' '.join(said)[:300]}")
         try:
             urllib.request.urlopen(f"{address}/health", timeout=5).close()

@@ -9,11 +9,10 @@ from typing import Any
 
 from spear_rl.envs.shared.answer_tags import ParsedAnswer
 from spear_rl.envs.shared.dice import Dice
-from spear_rl.errors import ConfigError, MissingExtraError, OptionError
+from spear_rl.errors import ConfigError, MissingExtraError
 from spear_rl.io.escaping import clipped, in_words
 from spear_rl.rollout.env import Environment
 from spear_rl.rollout.rendering.renderer import without_thoughts
-from spear_rl.settings.names import loaded
 
 SPLITS = {"train": 2000, "validation": 200, "test": 200}
 """Tasks per split."""
@@ -59,14 +58,6 @@ def answered(text: str) -> ParsedAnswer:
 
 def state_key(*what: object) -> str:
     return hashlib.sha256(repr(what).encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-
-def user_function(name: str, option: str) -> Callable[..., Any]:
-    """The function that an option names as module:function."""
-    try:
-        return loaded(name, kind="function", example="my_module:function")  # type: ignore[no-any-return]
-    except ConfigError as error:
-        raise OptionError(f"{option}: {error}") from error
 
 
 def best_random_play(

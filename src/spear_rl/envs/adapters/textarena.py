@@ -19,10 +19,10 @@ from spear_rl.envs.adapters.shared import (
     package,
     seeds,
     state_key,
-    user_function,
 )  # fmt: skip
 from spear_rl.errors import ConfigError, MissingExtraError, OptionError, UserError
 from spear_rl.rollout.env import INADMISSIBLE, Observation, StepResult, Task
+from spear_rl.settings.names import option_function
 from spear_rl.settings.ranges import Length, OneOf, Range, has_checked_options, nearest
 
 MAX_OPPONENT_TURNS = 1000
@@ -99,7 +99,7 @@ def tasks(
     game = Game(id, make, num_players, player, opponent, tuple(actions), success, reward)
     _require_playable(game)
     if expert not in EXPERTS:
-        user_function(expert, "expert")
+        option_function(expert, "expert")
     return tuple(
         Task(
             id=f"textarena/{id}/{name}",
@@ -119,7 +119,7 @@ def _require_playable(game: Game) -> None:
     if game.num_players > 1 and not game.opponent:
         raise OptionError("opponent: a game of several players needs one, opponent=my_module:function")
     if game.opponent:
-        user_function(game.opponent, "opponent")
+        option_function(game.opponent, "opponent")
     env = TextArenaEnv(game, seed=0)
     try:
         env.reset()
@@ -142,7 +142,7 @@ def _demonstrator(game: Game, seed: int, expert: str, tries: int, max_turns: int
 def _users_play(game: Game, task_seed: int, expert: str, seed: int) -> list[str]:
     env = TextArenaEnv(game, task_seed)
     env.reset()
-    return [str(action) for action in user_function(expert, "expert")(env.game, seed)]
+    return [str(action) for action in option_function(expert, "expert")(env.game, seed)]
 
 
 class TextArenaEnv:
@@ -210,7 +210,7 @@ class TextArenaEnv:
             if done or current == self._game.player:
                 break
             _, messages = self.game.get_observation()
-            move = user_function(self._game.opponent, "opponent")(self._told(messages)[0])
+            move = option_function(self._game.opponent, "opponent")(self._told(messages)[0])
             done, _ = self.game.step(self._in_brackets(str(move)))
         else:
             raise RuntimeError(f"{self._game.id}: the other players moved {MAX_OPPONENT_TURNS} times in a row")

@@ -8,9 +8,7 @@ import asyncio
 import inspect
 import io
 import json
-import os
 import queue
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -19,7 +17,7 @@ from itertools import islice
 from types import TracebackType
 from typing import Annotated, Any
 
-from spear_rl.envs.adapters.shared import SPLITS, missing_word_list, one_line, package, state_key, user_function
+from spear_rl.envs.adapters.shared import SPLITS, missing_word_list, one_line, package, state_key
 from spear_rl.envs.shared.generated_panels import content_split
 from spear_rl.envs.tools import CALLS
 from spear_rl.envs.tools.functions import Tool, argument_fault, as_text, tool_of
@@ -29,6 +27,7 @@ from spear_rl.rollout.contract import RESERVED
 from spear_rl.rollout.env import Observation, StepResult, Task
 from spear_rl.rollout.rendering.renderer import without_thoughts
 from spear_rl.rollout.rendering.tool_calls import calls_in, instructions
+from spear_rl.settings.names import look_in_current_folder, option_function
 from spear_rl.settings.ranges import Length, OneOf, Range, has_checked_options
 
 OUTPUT_CHARS = 4000
@@ -57,7 +56,7 @@ def tasks(
     """
     settings = json.dumps(config, sort_keys=True)
     if expert != "none":
-        user_function(expert, "expert")
+        option_function(expert, "expert")
     loaded, _ = _loaded(id, settings, num_tasks)
     schemas = [tool.schema for tool in _tools(id, settings, num_tasks).values()]
     told = f"\n\n{instructions(schemas, calls)}" if schemas and calls != "template" else ""
@@ -79,14 +78,13 @@ def tasks(
 
 def _users_play(id: str, settings: str, num_tasks: int, number: int, expert: str, seed: int) -> list[str]:
     data = _loaded(id, settings, num_tasks)[0][number].data
-    return [str(answer) for answer in user_function(expert, "expert")(data.model_dump(), seed)]
+    return [str(answer) for answer in option_function(expert, "expert")(data.model_dump(), seed)]
 
 
 @lru_cache(maxsize=8)
 def _loaded(id: str, settings: str, num_tasks: int) -> tuple[list[Any], Any]:
     """(the tasks, what runs an episode of one)."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    look_in_current_folder()
     vf = package("verifiers.v1", extra="verifiers")
     loaders = package("verifiers.v1.utils.loaders", extra="verifiers")
     try:
@@ -212,7 +210,7 @@ class VerifiersEnv:
 
 
 class _ClosedError(BaseException):
-    """The episode is no longer wanted."""
+    """The episode was closed."""
 
 
 class _Agents:

@@ -12,6 +12,7 @@ from spear_rl.envs.alfworld.gamefile import GAME_FILE, read_game_file
 from spear_rl.envs.household.families import FAMILIES
 from spear_rl.errors import OptionError
 from spear_rl.io.cache import cache_folder, store, stored
+from spear_rl.io.jsonl import spans
 
 DATASET = "json_2.1.1"
 SPLITS = {"train": "train", "validation": "valid_seen", "test": "valid_unseen"}
@@ -71,18 +72,11 @@ def _held_out_scenes(entries: Sequence[Entry], hold_out: int | Sequence[int]) ->
             raise OptionError(f"hold_out_scenes={hold_out} is too many: {there} ({rule})")
         return {scene for scenes in rooms.values() for scene in scenes[:hold_out]}
     if unknown := sorted(set(hold_out) - known):
-        there = _ranges(sorted(known)) or "none"
+        there = spans(sorted(known)) or "none"
         raise OptionError(f"hold_out_scenes: no training game is in scene {unknown[0]}; there is {there}")
     if all(entry.scene in hold_out for entry in entries):
         raise OptionError("hold_out_scenes holds every scene, which leaves no game to train on: leave some out of it")
     return set(hold_out)
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Sorted numbers as text: 1-8, 11, 201."""
-    starts = [n for n in numbers if n - 1 not in numbers]
-    ends = [n for n in numbers if n + 1 not in numbers]
-    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
 
 
 def dataset_folder(data: str = "") -> Path:

@@ -8,9 +8,8 @@ from typing import Annotated
 from spear_rl.envs.search.world import MAX_PEOPLE, Person, answers, country_of, people
 from spear_rl.envs.shared.dice import Dice
 from spear_rl.envs.shared.generated_panels import SPLITS, content_split, panel_hash
-from spear_rl.envs.tools import CALLS, Problem, panel
+from spear_rl.envs.tools import CALLS, Problem, demonstration, panel
 from spear_rl.rollout.env import Task
-from spear_rl.rollout.rendering.tool_calls import written
 from spear_rl.settings.ranges import OneOf, Range, has_checked_options
 
 QUESTIONS = {
@@ -72,7 +71,4 @@ def _demonstration(problem: Problem, style: str, guesses: float, seed: int) -> l
     dice = Dice("search", problem.id, seed)
     if dice.chance(guesses):
         return [f"<answer>{dice.choice(answers(problem.family))}</answer>"]
-    return [
-        turn if isinstance(turn, str) else written(turn["name"], turn["arguments"], style)
-        for turn in problem.demonstration
-    ]
+    return demonstration(problem, style, seed)

@@ -52,20 +52,26 @@ FORMATS = {
     "hermes": "JSON in <tool_call></tool_call>",
     "code": "Python in <code></code> as well",
     "fenced": "```python blocks as well",
-    "all": "all three",
+    "json": "the JSON without tags as well",
+    "all": "all four",
 }
 """Which texts are calls of the tool."""
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _CALL = f'{_OPEN}{{"name": "{TOOL}", "arguments": {{"code": "..."}}}}{_CLOSE}'
 _EXPECTED = f"Write {_CALL}."
-_MARKS = {"hermes": _OPEN, "code": "<code>", "fenced": r"(?<!`)```(?i:python|py)\d?[ \t]*\r?\n"}
+_MARKS = {
+    "hermes": _OPEN,
+    "code": "<code>",
+    "fenced": r"(?<!`)```(?i:python|py)\d?[ \t]*\r?\n",
+    "json": rf'\{{\s*"name"\s*:\s*"{TOOL}"',
+}
 _OPENING = {
     name: re.compile("|".join(_MARKS.values() if name == "all" else {_MARKS["hermes"], _MARKS[name]}))
     for name in FORMATS
 }
 _FENCE = re.compile(r"```[ \t]*(\w*)[ \t]*\r?\n")
-_ALSO = {"hermes": "", "code": "Python in <code></code>", "fenced": "a ```python block"}
+_ALSO = {"hermes": "", "code": "Python in <code></code>", "fenced": "a ```python block", "json": "the JSON alone"}
 _ALSO["all"] = f"{_ALSO['code']}, or {_ALSO['fenced']}"
 _json = json.JSONDecoder(strict=False)  # policies break lines inside strings
 _SPACE = re.compile(r"\s*")
@@ -103,12 +109,18 @@ def tool_calls(text: str, *, at_most: int = 64, formats: str = "hermes") -> list
     '<tool_call>print(2)</tool_call>'                                                        -> bad_json
     '<tool_call>{"name": "code_interpreter"'                                                 -> unclosed_tag
     '<code>print(2)</code>', with the format `code`                                          -> [Call("print(2)")]
+    '{"name": "code_interpreter", "arguments": {"code": "print(2)"}}', with the format `json` -> [Call("print(2)")]
     """
     calls: list[Call] = []
     found = _OPENING[formats].search(text)
     while found and len(calls) < at_most:
         if found.group() == _OPEN:
             call, end = _call_at(text, found.end())
+        elif found.group().startswith("{"):
+            if text[: found.start()].rstrip().endswith(_OPEN):  # of a call that was found broken
+                found = _OPENING[formats].search(text, found.end())
+                continue
+            call, end = _json_at(text, found.start())
         else:
             call, end = _code_at(text, found.end(), "```" if found.group().startswith("`") else "</code>")
         calls.append(call)
@@ -129,6 +141,15 @@ def _code_at(text: str, start: int, closing: str) -> tuple[Call, int]:
     if close < 0:
         return Call("", "unclosed_tag", f"Error: the code has no closing {closing}."), len(text)
     return _checked_code(text[start:close]), close + len(closing)
+
+
+def _json_at(text: str, start: int) -> tuple[Call, int]:
+    """(the call whose JSON begins at `start`, without tags, where to continue)."""
+    try:
+        value, end = _json.raw_decode(text, start)
+        return _checked_call(value), end
+    except (ValueError, RecursionError):
+        return Call("", "bad_json", f"Error: the tool call is not valid JSON. {_EXPECTED}"), start + 1
 
 
 def _call_at(text: str, start: int) -> tuple[Call, int]:

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from functools import cache
 
 from spear_rl.envs.shared.dice import Dice
+from spear_rl.envs.shared.generated_panels import content_split
 from spear_rl.envs.tool_math.calls import call_text
-from spear_rl.envs.tool_math.problems import Problem, split_of
+from spear_rl.envs.tool_math.problems import Problem
 
 NUM_PROBLEMS = {"train": 2000, "validation": 200, "test": 200}
 
@@ -134,7 +135,7 @@ def generated_panels(level: str) -> dict[str, tuple[Problem, ...]]:
         question, answer, code = make(Dice("tool_math", level, seed))
         problem = Problem(question, str(answer), family, code)
         content = problem.content_hash()
-        split = split_of(content)
+        split = content_split(content)
         if left[split, family] and content not in panels[split]:
             panels[split][content] = problem
             left[split, family] -= 1

@@ -8,8 +8,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from spear_rl.envs.shared.generated_panels import content_split
 from spear_rl.envs.tool_math.generated import NUM_PROBLEMS, generated_panels
-from spear_rl.envs.tool_math.problems import HUGGING_FACE, Problem, distinct, problems_in, rows_in, split_of
+from spear_rl.envs.tool_math.problems import HUGGING_FACE, Problem, distinct, problems_in, rows_in
 from spear_rl.errors import OptionError
 from spear_rl.io.escaping import one_line
 
@@ -76,7 +77,7 @@ def entries(split: str, source: Source) -> tuple[Entry, ...]:
     for name in names:
         for problem in _file_problems(name, source, "train"):
             content = problem.content_hash()
-            own_split = split_of(content)
+            own_split = content_split(content)
             if tested and own_split == "test":
                 own_split = "train"
             if own_split == split and content not in taken:

@@ -48,11 +48,6 @@ class Problem:
         return hashlib.sha256(" ".join(self.text.split()).encode()).hexdigest()
 
 
-def split_of(content_hash: str) -> str:
-    """The split of a problem: one in twelve is for validation, one in twelve for test."""
-    return {0: "validation", 1: "test"}.get(int(content_hash[:8], 16) % 12, "train")
-
-
 def distinct(problems: Iterable[Problem]) -> tuple[list[Problem], int]:
     """(each problem once, by content hash; how many were dropped because their copies have different answers)."""
     by_content: dict[str, Problem] = {}

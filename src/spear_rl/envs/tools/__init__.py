@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,14 +11,14 @@ from spear_rl.envs.shared.generated_panels import SPLITS, content_split
 from spear_rl.envs.tools.env import Problem, Reward, ToolEnv, is_same
 from spear_rl.envs.tools.functions import Tool
 from spear_rl.envs.tools.sources import described_tools
-from spear_rl.errors import ConfigError, OptionError
+from spear_rl.errors import OptionError
 from spear_rl.io.escaping import in_words
 from spear_rl.rollout.env import Task
 from spear_rl.rollout.rendering.tool_calls import FORMATS, instructions, written
-from spear_rl.settings.names import loaded
+from spear_rl.settings.names import option_function
 from spear_rl.settings.ranges import Length, OneOf, Range, has_checked_options, shown
 
-__all__ = ["CALLS", "Problem", "Tool", "ToolEnv", "panel", "tasks"]
+__all__ = ["CALLS", "Problem", "Tool", "ToolEnv", "demonstration", "panel", "tasks"]
 
 _TOLD = "Answer the question. Use the tools where they help."
 _ANSWER = "When you know the answer, write it within <answer></answer>."
@@ -77,8 +77,8 @@ def panel(
 ) -> tuple[Task, ...]:
     """The tasks of problems with tools; for environments that bring problems of their own."""
     schemas = [tool.schema for tool in described_tools(sources)]
-    in_words = "" if style == "template" else f"{instructions(schemas, style)}\n"
-    text = f"{told}\n\n{in_words}{_ANSWER}".strip()
+    described = "" if style == "template" else f"{instructions(schemas, style)}\n"
+    text = f"{told}\n\n{described}{_ANSWER}".strip()
     if reward:
         _users_reward(reward)
     return tuple(
@@ -88,7 +88,7 @@ def panel(
             family=problem.family,
             instructions=text,
             instructions_role="system",
-            demonstrate=partial(_demonstration, problem, style) if problem.demonstration else None,
+            demonstrate=partial(demonstration, problem, style) if problem.demonstration else None,
             tools=tuple(json.dumps(schema) for schema in schemas) if style == "template" else (),
         )
         for problem in problems
@@ -99,7 +99,7 @@ def _env(problem: Problem, sources: Sequence[str], reward: str, max_turns: int, 
     return ToolEnv(problem, sources, _users_reward(reward) if reward else is_same, max_turns, output_chars)
 
 
-def _demonstration(problem: Problem, style: str, seed: int) -> list[str]:
+def demonstration(problem: Problem, style: str, seed: int) -> list[str]:
     """The problem's demonstration, whatever the seed: text turns as they are, calls in the format."""
     return [
         turn if isinstance(turn, str) else written(turn["name"], turn.get("arguments", {}), style)
@@ -109,14 +109,7 @@ def _demonstration(problem: Problem, style: str, seed: int) -> list[str]:
 
 @lru_cache(maxsize=16)
 def _users_reward(name: str) -> Reward:
-    return _function(name, "reward")
-
-
-def _function(name: str, option: str) -> Callable[..., Any]:
-    try:
-        return loaded(name, kind="function", example="my_module:function")  # type: ignore[no-any-return]
-    except ConfigError as error:
-        raise OptionError(f"{option}: {error}") from error
+    return option_function(name, "reward")
 
 
 def _problems(source: str, split: str) -> list[Problem]:
@@ -124,7 +117,7 @@ def _problems(source: str, split: str) -> list[Problem]:
     if path.suffix in (".jsonl", ".json") or path.is_file():
         rows: Iterable[Any] = _lines(path)
     else:
-        function = _function(source, "problems")
+        function = option_function(source, "problems")
         try:
             rows = [{**row, "split": split} if isinstance(row, Mapping) else row for row in function(split)]
         except Exception as error:  # the user's own code
@@ -135,7 +128,7 @@ def _problems(source: str, split: str) -> list[Problem]:
 
 def _lines(path: Path) -> list[Any]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # splitlines would cut at separators within a JSON text
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(f"problems: {path} cannot be read ({in_words(error)})") from error
     rows = []

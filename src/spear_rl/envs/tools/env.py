@@ -76,7 +76,9 @@ class ToolEnv:
         is_last = self._num_turns >= self._max_turns
         if calls:
             replies = [self._reply(call) for call in calls[:MAX_CALLS]]
-            replies += [("Error: this call was not run; a turn may have 8 calls.", "")] * (len(calls) > MAX_CALLS)
+            replies += [(f"Error: this call was not run; a turn may have {MAX_CALLS} calls.", "")] * (
+                len(calls) > MAX_CALLS
+            )
             num_run = sum(not invalid for _, invalid in replies)
             self._num_tool_turns += num_run > 0
             text = "\n".join(f"<tool_response>\n{reply}\n</tool_response>" for reply, _ in replies)

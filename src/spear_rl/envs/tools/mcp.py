@@ -61,7 +61,7 @@ class _Server:
 
     def call(self, name: str, arguments: dict[str, Any]) -> str:
         result = self._run(lambda client: client.call_tool(name, arguments, read_timeout_seconds=CALL_SECONDS))
-        texts = [getattr(part, "text", None) or f"({part.type})" for part in result.content]
+        texts = [part.text if part.type == "text" else f"({part.type})" for part in result.content]
         if not texts and result.structured_content is not None:
             texts = [str(result.structured_content)]
         return f"{'Error: ' if result.is_error else ''}{chr(10).join(texts)}"

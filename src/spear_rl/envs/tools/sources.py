@@ -7,8 +7,6 @@ mcp:COMMAND, mcp:URL     a server of the Model Context Protocol: a command to st
 """
 
 import inspect
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -19,7 +17,7 @@ from typing import Any
 from spear_rl.envs.tools.functions import Tool, tool_of
 from spear_rl.errors import ConfigError, OptionError
 from spear_rl.sandbox import Limits, Session
-from spear_rl.settings.names import loaded
+from spear_rl.settings.names import loaded, look_in_current_folder
 
 Opened = AbstractContextManager[Sequence[Tool]]
 
@@ -72,8 +70,7 @@ def _source(name: str) -> tuple[tuple[Tool, ...], Callable[[], Opened]]:
 def _loaded(name: str) -> Any:
     """What `module:attribute` names: a function, a class, or a list of functions."""
     module, _, attribute = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    look_in_current_folder()
     try:
         with suppress(Exception):  # `loaded` says what is wrong
             value = getattr(import_module(module), attribute)

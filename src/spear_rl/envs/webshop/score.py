@@ -17,8 +17,6 @@ class Score:
     total: float
     type_factor: float  # 1.0, 0.5, 0.1 or 0: whether it is the right kind of product
     title_share: float  # fraction of the nouns in the goal's title that are in the bought title
-    is_same_query: bool
-    num_shared_categories: int
     attributes: dict[str, bool]  # wanted attribute -> whether the purchase has it
     options: dict[str, bool]  # wanted option value -> whether it was chosen
     is_affordable: bool
@@ -53,8 +51,6 @@ def score(purchase: Purchase, goal: Goal, scorer: str = "spear") -> Score:
         total=matched / (len(has_attribute) + len(has_option) + 1) * factor,
         type_factor=factor,
         title_share=share,
-        is_same_query=is_same_query,
-        num_shared_categories=num_shared,
         attributes=dict(zip(goal.attributes, has_attribute, strict=True)),
         options=dict(zip(goal.options, has_option, strict=True)),
         is_affordable=is_affordable,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from spear_rl.engines.base import Batch
-from spear_rl.types import Completion, Group, Stop, Trajectory, Turn
+from spear_rl.types import Completion, Group, Stop, Trajectory, Turn, turn_as_dict, turn_from_dict
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,7 @@ class Row:
 def to_json(task: str, family: str, episode: Trajectory) -> bytes:
     """An episode for another process; not a pickle, since loading one can run code."""
     turns = [
-        {name: getattr(turn, name) for name in Turn.__slots__}
-        | {"completion": {name: getattr(turn.completion, name) for name in Completion.__slots__}}
-        | {"images": [base64.b64encode(image).decode() for image in turn.images]}
+        turn_as_dict(turn) | {"images": [base64.b64encode(image).decode() for image in turn.images]}
         for turn in episode.turns
     ]
     about = {name: getattr(episode, name) for name in Trajectory.__slots__ if name != "turns"}
@@ -47,7 +45,7 @@ def from_json(content: bytes) -> tuple[str, str, Trajectory]:
     turns = []
     for turn in fields.pop("turns"):
         images = tuple(base64.b64decode(image) for image in turn.pop("images"))
-        turns.append(Turn(**turn | {"completion": Completion(**turn["completion"]), "images": images}))
+        turns.append(turn_from_dict(turn | {"images": images}))
     return task, family, Trajectory(**fields | {"turns": turns, "stop": Stop(fields["stop"])})
 
 
@@ -107,8 +105,9 @@ def _with_scores(played: Trajectory, rows: Sequence[Row]) -> Trajectory:
     turns = []
     for turn in played.turns:
         size = len(turn.completion.token_ids)
-        new = {"logprobs": list(islice(logprobs, size)), "weights": list(islice(weights, size)) or None}
-        turns.append(replace(turn, completion=replace(turn.completion, **new)))  # type: ignore[arg-type]
+        own_weights = list(islice(weights, size)) or None
+        completion = replace(turn.completion, logprobs=list(islice(logprobs, size)), weights=own_weights)
+        turns.append(replace(turn, completion=completion))
     return replace(played, turns=turns)
 
 

@@ -197,7 +197,7 @@ class _Handler(BaseHTTPRequestHandler):
         call = Call(number, request)
         self.server.notice(call)
         while not call.done.wait(1.0):
-            if self.server.session(self._key) is None:  # nobody may be there to answer
+            if self.server.session(self._key) is None:  # its call is not answered any more
                 raise RefusedError(401, "the episode of this API key is over", "invalid_api_key")
         if call.refusal:
             raise call.refusal

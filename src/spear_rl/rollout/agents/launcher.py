@@ -152,7 +152,7 @@ class _Launcher:
         for number in list(self._pids):
             self._kill(number)
         while (self._pids or self._left_behind()) and time.monotonic() < end:
-            with suppress(OSError):  # nobody reads any more
+            with suppress(OSError):  # the trainer has ended
                 self.reap()
             time.sleep(0.005)
 

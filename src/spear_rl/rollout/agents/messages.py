@@ -71,15 +71,12 @@ def checked_tools(value: object) -> list[dict[str, Any]]:
     """The tools of a request; empty if it has none."""
     if value is None:
         return []
-    is_list = isinstance(value, list) and all(
-        isinstance(tool, Mapping)
-        and isinstance(tool.get("function"), Mapping)
-        and isinstance(tool["function"].get("name"), str)
-        for tool in value
-    )
-    if not is_list:
-        raise MalformedError("tools must be a list of objects, each with a function and its name")
-    return [dict(tool) for tool in value]  # type: ignore[attr-defined]
+    tools: list[Any] = value if isinstance(value, list) else [None]
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise MalformedError("tools must be a list of objects, each with a function and its name")
+    return [dict(tool) for tool in tools]
 
 
 def digests(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -102,6 +99,11 @@ def said(message: Message) -> str:
     functions = [call["function"] for call in message.get("tool_calls", ())]
     calls = [written(function["name"], function["arguments"], "hermes") for function in functions]
     return "\n".join(filter(None, [message["content"], *calls]))
+
+
+def transcript(messages: Sequence[Message]) -> str:
+    """A line per message: its role and what it says."""
+    return "\n".join(f"{message['role']}: {said(message)}" for message in messages)
 
 
 def without_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:

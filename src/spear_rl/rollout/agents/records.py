@@ -21,7 +21,8 @@ from typing import Any
 from spear_rl.errors import ConfigError, UserError
 from spear_rl.io.escaping import in_words
 from spear_rl.io.files import write_whole, writing
-from spear_rl.rollout.agents.messages import MalformedError, checked_messages, checked_tools, said
+from spear_rl.io.jsonl import numbered_lines
+from spear_rl.rollout.agents.messages import MalformedError, checked_messages, checked_tools, said, transcript
 from spear_rl.rollout.agents.rendering import AgentRenderer
 from spear_rl.types import Completion, Group, Stop, Trajectory, Turn
 
@@ -112,20 +113,11 @@ def texts_in(path: str, *, key: str) -> list[str]:
 
 
 def _rows(path: str, key: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(number of the line, object) of every line with something in it."""
-    try:
-        lines = Path(path).read_bytes().split(b"\n")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{key}: {path} cannot be read: {in_words(error)}") from error
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                row = json.loads(line.decode("utf-8"))
-            except (ValueError, RecursionError) as error:
-                raise ConfigError(f"{key}: {path}, line {number} is not valid JSON: {in_words(error)}") from error
-            if not isinstance(row, dict) or not ({"messages", "turns"} & row.keys()):
-                raise ConfigError(f"{key}: {path}, line {number} has neither messages nor turns")
-            yield number, row
+    """(number of its line, episode) of every episode."""
+    for number, row in numbered_lines(path, key=key):
+        if not isinstance(row, dict) or not ({"messages", "turns"} & row.keys()):
+            raise ConfigError(f"{key}: {path}, line {number} has neither messages nor turns")
+        yield number, row
 
 
 def _recorded(row: dict[str, Any], renderer: AgentRenderer) -> Recorded:
@@ -188,9 +180,8 @@ def _chat(row: dict[str, Any], renderer: AgentRenderer) -> Recorded:
             raise MalformedError("a chat must not begin with an assistant message")
         text, begin = renderer.written(message, tools), place + 1
         ids = renderer.answer(text)
-        shown = "\n".join(f"{m['role']}: {said(m)}" for m in new)
-        used = bool(message.get("tool_calls"))
-        turns.append(Turn(prompt, Completion(ids, [0.0] * len(ids)), used_tool=used, observation=shown, text=text))
+        completion, used_tool = Completion(ids, [0.0] * len(ids)), bool(message.get("tool_calls"))
+        turns.append(Turn(prompt, completion, used_tool=used_tool, observation=transcript(new), text=text))
     if not turns:
         raise MalformedError("messages have no assistant message to learn from")
     reward = _number(row.get("reward", 1.0), "reward")

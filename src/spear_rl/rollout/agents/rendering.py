@@ -12,9 +12,7 @@ from spear_rl.rollout.rendering.renderer import ChatRenderer, Message, without_t
 from spear_rl.rollout.rendering.tool_calls import split_calls
 
 _ANSWER = f"\u2063{token_hex(8)}\u2063"
-"""Stands for the policy's message in a rendered conversation; nobody can write it."""
-_TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-_MARKS = ("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<|tool_call_start|>", "<|tool_call_end|>")
+"""Stands for the policy's message in a rendered conversation; random, so that no text contains it."""
 Tools = Sequence[Mapping[str, Any]]
 ReadCalls = Callable[[str, Tools], tuple[str, list[dict[str, Any]], bool]]
 """Answer and tools in; out: its text without the calls, the calls, and whether some could not be read."""
@@ -29,6 +27,11 @@ class AgentRenderer(ChatRenderer):
     Args:
         read_calls: reads the calls in an answer, as the model's family writes them.
     """
+
+    _kept_tags = (
+        *("<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]"),
+        *("<|python_tag|>", "<|tool_call_start|>", "<|tool_call_end|>"),
+    )
 
     def __init__(self, tokenizer: Any, *, thinking: bool | None = None, read_calls: ReadCalls = split_calls) -> None:
         super().__init__(tokenizer, thinking=thinking)
@@ -48,8 +51,7 @@ class AgentRenderer(ChatRenderer):
         """
         before: list[Message] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
         after = self._shown([*before, *messages], tools).partition(_ANSWER)[2]
-        is_blank = after.lstrip(" ").startswith(str(self._tokenizer.eos_token))  # before the end token: not sampled
-        between = self._encode(after.lstrip(" ") if is_blank else after)
+        between = self._encode(self._from_end(after))
         if completion_ids and between and completion_ids[-1] == between[0]:
             between = between[1:]
         return [*prompt_ids, *completion_ids, *between]
@@ -60,9 +62,8 @@ class AgentRenderer(ChatRenderer):
         with suppress(Exception):  # templates raise what they like
             if calls and self._knows_tools:
                 asked: Message = {"role": "user", "content": "?"}
-                options = self._options | {"tools": list(tools) or None}
-                before = str(self._templated.apply_chat_template([asked], **options))
-                options["add_generation_prompt"] = False
+                before = self._rendered([asked], tools=list(tools) or None)
+                options = self._options | {"tools": list(tools) or None, "add_generation_prompt": False}
                 shown = str(self._templated.apply_chat_template([asked, message | {"tool_calls": calls}], **options))
                 _, found, answer = shown.partition(before.removesuffix("<think>\n"))
                 end = str(self._tokenizer.decode([self.end_id])).strip()
@@ -91,22 +92,13 @@ class AgentRenderer(ChatRenderer):
         if not tools and all(message["role"] != "tool" and "tool_calls" not in message for message in messages):
             return self._text(messages)
         with suppress(Exception):  # templates raise what they like
-            options = self._options | {"tools": list(tools) or None}
-            return str(self._templated.apply_chat_template(list(messages), **options))
+            return self._rendered(messages, tools=list(tools) or None)
         return self._text(without_tools(messages, tools))
 
     @cached_property
     def _knows_tools(self) -> bool:
         template = str(self._options.get("chat_template") or self._templated.chat_template or "")
         return "tools" in template
-
-    @cached_property
-    def _hidden_tags(self) -> frozenset[int]:
-        """All special tokens but the tags and marks of thoughts and tool calls; empty where those are plain tokens."""
-        added = getattr(self._tokenizer, "added_tokens_decoder", {})
-        special = {number: str(token) for number, token in added.items() if token.special}
-        tags = {number for number, text in special.items() if text in (*_TAGS, *_MARKS)}
-        return frozenset(special.keys() - tags) if tags else frozenset()
 
 
 def require_text(processor: object) -> None:

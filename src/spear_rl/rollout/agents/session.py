@@ -5,11 +5,10 @@ and the next prompt begins with the token ids of the longest one that it continu
 new conversation, the chat template renders it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from spear_rl.rollout.agents.messages import digests, said
+from spear_rl.rollout.agents.messages import digests, said, transcript
 from spear_rl.rollout.agents.rendering import AgentRenderer, Tools
 from spear_rl.rollout.collect import cut
 from spear_rl.rollout.rendering.renderer import Message, without_thoughts
@@ -65,8 +64,8 @@ class Session:
             if capture := self._answers.get(all_digests[count - 1]):
                 new = messages[count:]
                 ids = self.renderer.continued(capture.prompt_ids, capture.completion.token_ids, new, tools)
-                return Prompt(ids, capture, _observation(new), all_digests[-1])
-        return Prompt(self.renderer.conversation(messages, tools), None, _observation(messages), all_digests[-1])
+                return Prompt(ids, capture, transcript(new), all_digests[-1])
+        return Prompt(self.renderer.conversation(messages, tools), None, transcript(messages), all_digests[-1])
 
     def add(
         self, prompt: Prompt, completion: Completion, *, messages: Sequence[Message], tools: Tools, key: int,
@@ -153,7 +152,3 @@ def _thoughts(text: str) -> tuple[str, str]:
         return "", text
     inside = text.rpartition("</think>")[0].replace("<think>", "").replace("</think>", "\n")
     return inside.strip(), without_thoughts(text).strip()
-
-
-def _observation(messages: Sequence[Mapping[str, Any]]) -> str:
-    return "\n".join(f"{message['role']}: {said(dict(message))}" for message in messages)

@@ -83,7 +83,8 @@ class ChatServer:
             raise EndpointError(f"{self.name} does not list its models as OpenAI's API does") from error
 
     def choice(self, request: dict[str, Any]) -> dict[str, Any]:
-        return self._answer(_CHAT, request)["choices"][0]  # type: ignore[no-any-return]
+        choice: dict[str, Any] = self._answer(_CHAT, request)["choices"][0]
+        return choice
 
     def _answer(self, path: str, request: dict[str, Any] | None) -> Any:
         for attempt in range(self._num_tries):

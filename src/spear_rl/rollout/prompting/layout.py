@@ -1,6 +1,5 @@
 """A layout with a preface per task: how to think, worked examples, and reflections on failed attempts."""
 
-import re
 from collections.abc import Iterator, Sequence
 
 from spear_rl.errors import ConfigError
@@ -12,7 +11,6 @@ from spear_rl.types import Turn
 
 MAX_REFLECTIONS = 3
 """Of a task, the newest ones, that its next prompt shows."""
-_THINK_TAGS = re.compile("</?think>", re.IGNORECASE)
 _EMPTY_THOUGHT = "<think></think>"
 
 
@@ -58,7 +56,7 @@ class PromptedLayout:
         """What the environment is given of an answer: one that does not ask for thoughts itself gets none."""
         if not self._thinks or "<think" in task.instructions + task.answer_format:
             return text
-        return without_thoughts(_THINK_TAGS.sub(lambda tag: tag[0].lower(), text)).strip()
+        return without_thoughts(text, any_case=True).strip()
 
     def _choose(self, renderer: Renderer, task: Task, first: Sequence[Observation]) -> None:
         candidates = list(self._candidates(task))

@@ -1,14 +1,12 @@
 """Retries of failed tasks, with a reflection that the policy writes about every failed attempt."""
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from spear_rl.rollout.env import Task
-from spear_rl.rollout.rendering.renderer import Message, without_thoughts
+from spear_rl.rollout.rendering.renderer import THINK_TAGS, Message, without_thoughts
 from spear_rl.types import Group, Stop, Trajectory
 
-_TAGS = re.compile("</?think>", re.IGNORECASE)
 MAX_REFLECTION = 1000
 """Characters of a reflection that later prompts show."""
 _MAX_OBSERVATION, _MAX_ANSWER = 1500, 800
@@ -110,7 +108,7 @@ def transcript(played: Trajectory, max_chars: int) -> str:
 
 def reflection_in(answer: str) -> str:
     """The reflection in the policy's answer: without thoughts, on one line, cut to its limit."""
-    said = _TAGS.sub("", without_thoughts(answer))  # a thought that was cut off stays, without its tag
+    said = THINK_TAGS.sub("", without_thoughts(answer))  # a thought that was cut off stays, without its tag
     return _cut(" ".join(said.split()), MAX_REFLECTION)
 
 

@@ -14,7 +14,7 @@ from spear_rl.errors import ConfigError
 from spear_rl.rollout.env import Observation, Task
 from spear_rl.rollout.rendering.conversation import ToolSupport, merged, system_message, tool_results, tool_support
 from spear_rl.rollout.rendering.encoding import has_segments
-from spear_rl.types import Completion, ImagePrompt, Turn
+from spear_rl.types import Completion, ImagePrompt, Turn, images_of
 
 Message = dict[str, Any]
 """`role` and `content`, both strings; with images also `images`, PNG files; with tools see `system_message`."""
@@ -67,7 +67,7 @@ MAX_ACTION, MAX_NAME = 400, 60
 
 _SWITCH = re.compile(r"\benable_thinking\b|\bif (?:not )?thinking\b|\bthinking is\b|\(thinking\b")
 _TAGS = re.compile(r"</?\w+>")
-_THINK_TAGS = re.compile("</?think>", re.IGNORECASE)
+THINK_TAGS = re.compile("</?think>", re.IGNORECASE)
 
 
 def growing_chat(
@@ -156,6 +156,8 @@ class ChatRenderer:
         thinking: the template's switch for thoughts; None leaves the template's own default.
     """
 
+    _kept_tags: tuple[str, ...] = ("<think>", "</think>")  # special tokens that stay in a completion's text
+
     def __init__(self, tokenizer: Any, *, thinking: bool | None = None) -> None:
         if tokenizer.eos_token_id is None:
             raise ValueError(
@@ -187,17 +189,15 @@ class ChatRenderer:
         if completion_ids and between and completion_ids[-1] == between[0]:
             between = between[1:]
         ids = [*prompt_ids, *completion_ids, *between]
-        images = (*getattr(prompt_ids, "images", ()), *images)
+        images = (*images_of(prompt_ids), *images)
         return ImagePrompt(ids, images) if images else ids
 
     def answer(self, text: str) -> list[int]:
         return [*self._encode(f"</think>\n\n{text}" if self._opens_thought else text), self.end_id]
 
     def parse(self, token_ids: list[int]) -> str:
-        if self._hidden_tags:  # tags of thoughts that the tokenizer would leave out as special tokens
-            token_ids = [token for token in token_ids if token not in self._hidden_tags]
-            return str(self._tokenizer.decode(token_ids, skip_special_tokens=False)).strip()
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True)).strip()
+        shown = [token for token in token_ids if token not in self._hidden_tags]
+        return str(self._tokenizer.decode(shown, skip_special_tokens=not self._hidden_tags)).strip()
 
     @cached_property
     def _opens_thought(self) -> bool:
@@ -206,10 +206,10 @@ class ChatRenderer:
 
     @cached_property
     def _hidden_tags(self) -> frozenset[int]:
-        """All special tokens but the tags of thoughts; empty where those are plain tokens."""
+        """All special tokens but `_kept_tags`; empty where those are plain tokens."""
         added = getattr(self._tokenizer, "added_tokens_decoder", {})
         special = {number: str(token) for number, token in added.items() if token.special}
-        tags = {number for number, text in special.items() if text in ("<think>", "</think>")}
+        tags = {number for number, text in special.items() if text in self._kept_tags}
         return frozenset(special.keys() - tags) if tags else frozenset()
 
     @cached_property
@@ -229,9 +229,11 @@ class ChatRenderer:
         if reply.startswith("<tool_response>") and self._tool_support.has_role:
             last = tool_results(reply) or last
         text = self._text([*_ANSWERED, *last])
-        after = text.rpartition(_ANSWER)[2]
-        is_blank = after.lstrip(" ").startswith(str(self._tokenizer.eos_token))  # before the end token: not sampled
-        return self._ids(after.lstrip(" ") if is_blank else after, images)
+        return self._ids(self._from_end(text.rpartition(_ANSWER)[2]), images)
+
+    def _from_end(self, after: str) -> str:
+        """What follows an answer, without blanks before the end token: these are not sampled."""
+        return bare if (bare := after.lstrip(" ")).startswith(str(self._tokenizer.eos_token)) else after
 
     @cached_property
     def _tool_support(self) -> ToolSupport:
@@ -277,12 +279,12 @@ class Encoder:
             text = text.encode("utf-8", "replace").decode()
         if not self._has_segments:
             return self._ids(text)
-        ids: list[int] = []
-        for segment in segments(text):
-            ids += self._cached_ids(segment) if len(segment) <= MAX_CACHED_CHARACTERS else self._ids(segment)
-        return ids
+        parts = (self._cached_ids(s) if len(s) <= MAX_CACHED_CHARACTERS else self._ids(s) for s in segments(text))
+        return [token_id for part in parts for token_id in part]
 
     def _ids(self, text: str) -> list[int]:
+        if self._has_segments and (backend := self._tokenizer.backend_tokenizer).truncation is backend.padding is None:
+            return list(backend.encode(text, add_special_tokens=False).ids)  # what `encode` calls, 8 us sooner
         return list(self._tokenizer.encode(text, add_special_tokens=False, **self._options))
 
 
@@ -355,8 +357,12 @@ def refuse_images(images: Sequence[bytes]) -> None:
         )
 
 
-def without_thoughts(text: str) -> str:
-    """The text without its closed <think> blocks, and without what a closing tag alone ends: the prompt opened it."""
+def without_thoughts(text: str, *, any_case: bool = False) -> str:
+    """The text without its closed <think> blocks, and without what a closing tag alone ends: the prompt opened it.
+
+    With `any_case`, tags in capitals count too and come out in lower case.
+    """
+    text = THINK_TAGS.sub(lambda tag: tag[0].lower(), text) if any_case else text
     *closed, rest = text.split("</think>")
     said = [part.partition("<think>")[0] if "<think>" in part else "" for part in closed]
     return "".join([*said, rest])
@@ -380,7 +386,7 @@ def _action(turn: Turn, limit: int) -> str:
     """What the policy did, up to `limit` characters: as the environment says, or else its answer without thoughts,
     also one that was cut off, and without tags."""
     text = turn.text if turn.action is None else turn.action
-    done = without_thoughts(_THINK_TAGS.sub(lambda tag: tag[0].lower(), text)).partition("<think>")[0]
+    done = without_thoughts(text, any_case=True).partition("<think>")[0]
     return (_TAGS.sub("", done) if turn.action is None else done).strip()[:limit] or "(nothing)"
 
 

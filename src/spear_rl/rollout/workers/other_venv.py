@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 from spear_rl.errors import ConfigError
 from spear_rl.rollout.env import Environment, Observation, StepResult, Task
@@ -19,6 +19,7 @@ from spear_rl.rollout.workers.pool import Pool
 from spear_rl.rollout.workers.protocol import EnvironmentFailedError
 from spear_rl.rollout.workers.runner import Failure
 
+T = TypeVar("T", Observation, StepResult)
 _PLAIN_FIELDS = ("id", "family", "instructions", "answer_format", "instructions_role", "unfinished_reward", "tools")
 
 
@@ -63,19 +64,20 @@ class _RemoteEnv:
 
     def reset(self) -> Observation:
         self._pool.open(self._key, self._task)
-        return self._answer()  # type: ignore[return-value]
+        return self._answer(Observation)
 
     def step(self, action: str) -> StepResult:
         self._pool.step(self._key, action)
-        return self._answer()  # type: ignore[return-value]
+        return self._answer(StepResult)
 
     def close(self) -> None:
         self._pool.close(self._key)
 
-    def _answer(self) -> Observation | StepResult:
+    def _answer(self, kind: type[T]) -> T:
         [(_, answer)] = self._pool.answers(1)
         if isinstance(answer, Failure):
             raise answer.error
+        assert isinstance(answer, kind)
         return answer
 
 

@@ -143,8 +143,7 @@ class InProcess:
         return answer
 
     def _close_env(self, key: int) -> None:
-        env = self._envs.pop(key, None)
-        if env is not None:
+        if (env := self._envs.pop(key, None)) is not None:
             close_quietly(env)
 
 

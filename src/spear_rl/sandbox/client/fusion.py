@@ -128,7 +128,8 @@ def showing_last_value(code: str) -> str:
         return code
     if not body or not isinstance(last := body[-1], ast.Expr):
         return code
-    lines = [line.encode() for line in code.splitlines(keepends=True)]  # the parser counts columns in bytes
+    # As bytes: the parser counts columns in bytes, and for it U+2028 and the like end no line.
+    lines = code.encode().splitlines(keepends=True)
     assert last.end_lineno is not None
     assert last.end_col_offset is not None
     for number, column, inserted in (

@@ -152,7 +152,8 @@ class Notebook:
         return protocol.DONE, ""
 
     def _execute(self, source: str, name: str) -> None:
-        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+        lines = io.StringIO(source, newline="").readlines()  # as the parser counts them: U+2028 ends no line
+        linecache.cache[name] = (len(source), None, lines, name)
         tree = ast.parse(source, name)
         shown: CodeType | None = None
         if tree.body and isinstance(last := tree.body[-1], ast.Expr):

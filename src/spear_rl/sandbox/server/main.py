@@ -63,7 +63,7 @@ class Server:
                 elif wants_spare:
                     try:
                         self._spares.append(self._fork())
-                    except OSError:  # no memory or no process left: from now on only on demand
+                    except OSError:  # no memory or no process left: children are then forked on demand only
                         self._num_spares = 0
         except (EOFError, OSError):
             pass

@@ -10,7 +10,7 @@ from typing import Any
 
 from spear_rl.app.compare.arms import Arm, arms_of, warnings_of
 from spear_rl.app.compare.experiment.about import cells_ran_on, declaration, declare, machine, note_first_cell, now
-from spear_rl.app.compare.experiment.analysis import Block
+from spear_rl.app.compare.experiment.analysis import Block, unlike_evaluations
 from spear_rl.app.compare.experiment.measures import MEASURES
 from spear_rl.app.compare.experiment.plan import Plan, read_plan
 from spear_rl.app.compare.experiment.report import Results, difference_rows, write_report
@@ -55,7 +55,7 @@ def results_of_plan(plan: Plan, jobs: Sequence[Job], command: Sequence[str]) -> 
         warnings.append(
             f"{unfinished} of {len(cells)} cells have no result yet; means are over the seeds that have one"
         )
-    declared, changes = declaration(plan)
+    declared, when, changes = declaration(plan)
     blocks = [
         Block(
             " / ".join(block) or plan.name,
@@ -74,11 +74,12 @@ def results_of_plan(plan: Plan, jobs: Sequence[Job], command: Sequence[str]) -> 
         plan.primary,
         plan.secondary,
         plan.out,
-        changes + warnings,
+        [*changes, *warnings, *unlike_evaluations(blocks)],
         about,
         cells,
         plan.text,
         plan.question,
+        when,
     )
 
 
@@ -107,6 +108,7 @@ def results_of_runs(
         warnings += [f"{task}: {text}" if len(tasks) > 1 else text for text in warnings_of(arms)]
     if reference is not None and reference not in known_arms:
         raise UserError(f"--reference is no arm of these runs: {shown(reference)}; arms: {', '.join(known_arms)}")
+    warnings += unlike_evaluations(blocks)
     cells = [{"cell": str(r.path), "folder": str(r.path), "state": "unfinished" if r.note else "done"} for r in runs]
     about: dict[str, Any] = {"date": now(), "command": shlex.join(command), **machine()}
     about["cells ran with"] = cells_ran_on([run.path for run in whole])

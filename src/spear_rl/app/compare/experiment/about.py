@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from spear_rl.app.compare.experiment.cells import gpus
-from spear_rl.app.compare.experiment.plan import Plan
+from spear_rl.app.compare.experiment.plan import Plan, decided
 from spear_rl.io.files import write_whole
 from spear_rl.io.record import PACKAGES, git_state, versions
 
 _DECLARED = "plan.json"
 _TIMEOUT = 10.0
-_DECIDED = ("primary", "secondary", "reference", "seeds")
-"""What must not be chosen after results were seen."""
 
 
 def now() -> str:
@@ -42,23 +40,23 @@ def note_first_cell(plan: Plan) -> None:
         write_whole(plan.out / _DECLARED, json.dumps(record, indent=1) + "\n")
 
 
-def declaration(plan: Plan) -> tuple[dict[str, Any], list[str]]:
-    """When the plan was declared and the first cell began; and sentences about changes after that."""
+def declaration(plan: Plan) -> tuple[dict[str, Any], str, list[str]]:
+    """When the plan was declared and the first cell began; when its primary measure was; sentences about changes."""
     record = _record(plan.out)
     begun = [time for cell in plan.cells if (time := _begun(cell.folder))]
     first = min(filter(None, [record["first_cell"], *begun]), default=None)
     plans, said = record["plans"], []
     about = {"plan declared": plans[0]["time"] if plans else None, "first cell began": first, "plan sha256": plan.hash}
     late = [entry for entry in plans if first and entry["time"] > first]
-    if late:
-        before = next((entry for entry in reversed(plans) if entry["time"] <= first), None)
-        changes = _changes(before["text"], plan.text) if before else []
-        if before:
-            what = f"in {', '.join(changes)}" if changes else f"but not in {', '.join(_DECIDED)}"
-            said.append(f"the plan was changed after its first cell began, last at {late[-1]['time']}: {what}")
-        else:
-            said.append(f"the plan was declared at {late[0]['time']}, after the first cell began")
-    return about | {"plan changed after that": bool(late)}, said
+    before = next((entry for entry in reversed(plans) if not first or entry["time"] <= first), None)
+    changes = _changes((before or plans[0])["text"], plan.text) if plans else {}
+    if late and not before:
+        said.append(f"the plan was declared at {late[0]['time']}, after the first cell began")
+    if len(late) > (not before):
+        what = f"in {', '.join(changes.values())}" if changes else f"but not in {', '.join(decided({}))}"
+        said.append(f"the plan was changed after its first cell began, last at {late[-1]['time']}: {what}")
+    when = "changed after" if "primary" in changes else "declared before" if before else "declared after"
+    return about | {"plan changed after that": bool(late)}, f"{when} the first cell began", said
 
 
 def _record(out: Path) -> dict[str, Any]:
@@ -79,12 +77,13 @@ def _begun(folder: Path) -> str | None:
     return datetime.fromtimestamp(min(times), UTC).isoformat(timespec="seconds") if times else None
 
 
-def _changes(before: str, after: str) -> list[str]:
+def _changes(before: str, after: str) -> dict[str, str]:
+    """What was decided before and is another now -> the same in words."""
     try:
-        old, new = tomllib.loads(before), tomllib.loads(after)
-    except ValueError:
-        return ["its text"]
-    return [f"{key} ({old.get(key)} before)" for key in _DECIDED if old.get(key) != new.get(key)]
+        old, new = decided(tomllib.loads(before)), decided(tomllib.loads(after))
+    except (ValueError, TypeError, AttributeError):
+        return {"text": "its text"}
+    return {key: f"{key} ({old[key]} before)" for key in old if old[key] != new[key]}
 
 
 def machine() -> dict[str, Any]:

@@ -9,8 +9,9 @@ from typing import Any
 
 from spear_rl.app.compare.arms import Arm
 from spear_rl.app.compare.estimates import Estimate, over_seeds
-from spear_rl.app.compare.experiment.measures import COSTS, MEASURES
+from spear_rl.app.compare.experiment.measures import COSTS, MEASURES, evaluations
 from spear_rl.app.compare.pairs import conclusion, paired, points
+from spear_rl.io.jsonl import spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,23 @@ def _summary(arm: str, reference: str, measure: str, entries: Sequence[tuple[str
     shown = [conclusion(difference.estimate) for _, difference in entries if difference.estimate]
     above, below = shown.count("higher"), shown.count("lower")
     return Summary(arm, reference, measure, len(entries), above, below, fmean(values.values()), values[worst], worst)
+
+
+def unlike_evaluations(blocks: Sequence[Block]) -> Iterator[str]:
+    """Arms that were not evaluated at the same steps, or not on the same tasks, as the reference with the same seed."""
+    for block in blocks:
+        where = f"{block.label}: " if len(blocks) > 1 else ""
+        base = next((arm for arm in block.arms if arm.label == block.reference), None)
+        for arm in block.arms if base else ():
+            assert base
+            pairs = [(run, other) for run in arm.runs for other in base.of_seed(run.seed)]
+            odd = [(run, its) for run, its in pairs if evaluations(run).keys() != evaluations(its).keys()]
+            if odd:
+                mine, its = (spans(sorted(evaluations(run))) or "none" for run in odd[0])
+                steps = f"at steps {mine} in {arm.label} and {its} in {base.label} with seed {odd[0][0].seed}"
+                yield f"{where}not evaluated alike: {steps} (eval.every), so eval_mean is over other steps"
+            if any(run.solved and its.solved and run.solved.keys() != its.solved.keys() for run, its in pairs):
+                yield f"{where}not evaluated alike: {arm.label} and {base.label} played other tasks at the end"
 
 
 def notes_on(blocks: Sequence[Block]) -> Iterator[str]:

@@ -94,27 +94,38 @@ class LiveTable:
 
 def seconds_left(jobs: Sequence[Job], at_once: int) -> float | None:
     """What the unfinished commands will take, judged by those that were finished or are going on; None at the start."""
-    now = time.monotonic()
+    wholes = {id(job): whole for job in jobs if (whole := _whole_seconds(job))}
     known: dict[str, list[float]] = {}
-    spent: dict[int, float] = {}
     for job in jobs:
-        kind = _kind(job)
-        if job.state == "done" and not job.was_done and job.seconds:
-            known.setdefault(kind, []).append(job.seconds)
-        elif job.state == "running":
-            spent[id(job)] = now - job.began
-            found = progress(job.folder) if job.is_cell else None
-            if found and found.step and job.attempts == 1:
-                known.setdefault(kind, []).append(spent[id(job)] * job.config.run.steps / found.step)
+        if id(job) in wholes:
+            known.setdefault(_kind(job), []).append(wholes[id(job)])
     if not known:
         return None
     typical = fmean(fmean(values) for values in known.values())
     left = [
-        max(fmean(known.get(_kind(job), [typical])) - spent.get(id(job), 0.0), 0.0)
+        max(wholes.get(id(job), fmean(known.get(_kind(job), [typical]))) * _share(job) - _spent(job), 0.0)
         for job in jobs
         if job.state in ("waiting", "running")
     ]
     return max(sum(left) / at_once, max(left, default=0.0))
+
+
+def _whole_seconds(job: Job) -> float | None:
+    """What a command takes from its first step on, judged by the steps that it took since this command began."""
+    if job.state == "done" and not job.was_done:
+        return job.seconds / _share(job)
+    found = progress(job.folder) if job.is_cell and job.state == "running" else None
+    taken = found.step - job.first_step if found else 0
+    return _spent(job) * job.config.run.steps / taken if taken > 0 else None
+
+
+def _share(job: Job) -> float:
+    """The share of a command's work that was left when this command began."""
+    return 1 - job.first_step / job.config.run.steps if job.is_cell else 1.0
+
+
+def _spent(job: Job) -> float:
+    return job.seconds + (time.monotonic() - job.began if job.state == "running" else 0.0)
 
 
 def _kind(job: Job) -> str:

@@ -62,6 +62,19 @@ class Plan:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
+def decided(table: Mapping[str, Any]) -> dict[str, Any]:
+    """What must not be chosen after results were seen, of a plan's table, defaults filled in."""
+    primary, arms = table.get("primary", "eval_mean"), list(table.get("arms", {}))
+    return {
+        "primary": primary,
+        "secondary": table.get("secondary", ["eval_final"] if primary != "eval_final" else []),
+        "reference": table.get("reference", arms[0] if arms else ""),
+        "seeds": table.get("seeds", []),
+        "arms": arms,
+        "blocks": {axis: list(choices) for axis, choices in table.get("blocks", {}).items()},
+    }
+
+
 def read_plan(path: Path, out: Path | None = None) -> Plan:
     """The plan in a file, with every cell's configuration loaded; a ConfigError has one line per fault."""
     try:
@@ -89,10 +102,8 @@ class _Reader:
         self._raise()
         get = self.table.get
         axes, arms = get("blocks", {}), get("arms", {})
-        name, primary, secondary = get("name", self.path.stem), get("primary", "eval_mean"), get("secondary")
-        reference = get("reference", next(iter(arms), ""))
-        if secondary is None:
-            secondary = ["eval_final"] if primary != "eval_final" else []
+        name = get("name", self.path.stem)
+        reference, primary, secondary = (decided(self.table)[key] for key in ("reference", "primary", "secondary"))
         self._check_names(name, axes, arms, reference)
         self._check_measures(primary, secondary)
         self._check_seeds(self.table["seeds"])
@@ -105,7 +116,7 @@ class _Reader:
         cells = self._cells(out, axes, arms)
         self._raise()
         self._check_cells(cells, reference, primary)
-        notes = list(_notes(cells, reference, self.table.get("seeds", [])))
+        notes = list(_notes(cells, reference, self.table.get("seeds", []), secondary))
         cold_starts: list[ColdStart] = []
         if get("shared_cold_start", False):
             touched = {axis: list(choices.values()) for axis, choices in axes.items()}
@@ -254,10 +265,15 @@ class _Reader:
     def _check_cells(self, cells: list[Cell], reference: str, primary: str) -> None:
         budget = [BUDGET[key] for key in self.table.get("budget", {})]
         first = [cell for cell in cells if cell.seed == cells[0].seed]
-        if primary.startswith("eval_") and (silent := next((c for c in first if not c.config.eval.tasks), None)):
-            self.faults.append(f"primary={primary} needs evaluations, but eval.tasks is 0 in cell {silent.name}")
+        if silent := next((cell for cell in first if _lacking(cell, primary)), None):
+            self.faults.append(f"primary={primary}: {_lacking(silent, primary)} in cell {silent.name}")
         settings = {(cell.block, cell.arm): _compared(cell) for cell in first}
         blocks, arms = list(dict.fromkeys(c.block for c in first)), list(dict.fromkeys(c.arm for c in first))
+        for number, block in enumerate(blocks):
+            for twin in blocks[:number]:
+                if all(settings[block, arm] == settings[twin, arm] for arm in arms):
+                    equal = f"the blocks {'/'.join(twin)} and {'/'.join(block)} are equal"
+                    self.faults.append(f"{equal}: all settings are the same, so every run would count twice")
         for number, arm in enumerate(arms):
             for other in arms[:number]:
                 if all(settings[block, arm] == settings[block, other] for block in blocks):
@@ -279,7 +295,18 @@ def _compared(cell: Cell) -> dict[str, Any]:
     return {key: value for key, value in flat(cell.config).items() if key not in _OWN}
 
 
-def _notes(cells: list[Cell], reference: str, seeds: list[int]) -> Iterator[str]:
+def _lacking(cell: Cell, measure: str) -> str:
+    """Why a cell will have no such measure, if it will not."""
+    evaluation = cell.config.eval
+    if not cell.config.run.steps:
+        return "run.steps is 0"
+    if not evaluation.tasks and not measure.startswith("rollout_"):
+        return "it needs evaluations, but eval.tasks is 0"
+    is_further = measure.startswith("also_")
+    return "it needs a split in eval.also, which is empty" if is_further and not evaluation.also else ""
+
+
+def _notes(cells: list[Cell], reference: str, seeds: list[int], secondary: list[str]) -> Iterator[str]:
     """What differs between arms beside the method, and what will be missing from the report."""
     if len(seeds) == 1:
         yield "there is one seed: no interval over seeds can be given"
@@ -290,9 +317,9 @@ def _notes(cells: list[Cell], reference: str, seeds: list[int]) -> Iterator[str]
         mine, its = _compared(cell), _compared(bases[cell.block])
         where = "/".join(cell.block)
         for key in mine:
-            is_budget, is_eval = key in BUDGET.values(), key.startswith("eval.")
-            if (is_budget or is_eval) and mine[key] != its[key]:
-                what = "the same budget" if is_budget else "evaluated alike"
+            is_budget, is_task = key in BUDGET.values(), key.startswith("task.")
+            if (is_budget or is_task or key.startswith("eval.")) and mine[key] != its[key]:
+                what = "the same budget" if is_budget else "the same task" if is_task else "evaluated alike"
                 text = f"not {what}: {key} is {mine[key]} in {cell.arm} and {its[key]} in {reference}"
                 found.setdefault(text, []).append(where)
         if _is_separate(cell.config) and not _is_separate(bases[cell.block].config):
@@ -303,7 +330,10 @@ def _notes(cells: list[Cell], reference: str, seeds: list[int]) -> Iterator[str]
             found.setdefault(text, []).append(where)
     for text, blocks in found.items():
         yield text if len(blocks) == len(bases) else f"{text} (in {', '.join(blocks)})"
-    if all(cell.config.eval.every == 0 for cell in first):
+    for measure in secondary:
+        if silent := next((cell for cell in first if _lacking(cell, measure)), None):
+            yield f"there will be no {measure} in cell {silent.name}: {_lacking(silent, measure)}"
+    if all(cell.config.eval.every == 0 and cell.config.eval.tasks for cell in first):
         yield "eval.every is 0: cells are evaluated before and after RL only, so eval_mean is eval_final"
 
 

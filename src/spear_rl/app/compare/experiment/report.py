@@ -37,6 +37,8 @@ class Results:
     """The plan's text."""
     question: str = ""
     """What is asked, in a line."""
+    declared: str = "not declared before running"
+    """When the primary measure was chosen."""
 
     @property
     def measures(self) -> list[str]:
@@ -125,8 +127,7 @@ def write_report(results: Results) -> None:
 def _parts(results: Results, drawn: Sequence[tuple[str, str]]) -> list[_Part]:
     parts = [_Part("heading", f"Experiment {results.name}", level=1)]
     measures = [f"Question: {results.question}"] if results.question else []
-    when = "declared before running" if results.plan else "not declared before running"
-    measures.append(f"Primary measure, {when}: {results.primary}, {MEANINGS[results.primary]}.")
+    measures.append(f"Primary measure, {results.declared}: {results.primary}, {MEANINGS[results.primary]}.")
     measures += [f"Secondary: {name}, {MEANINGS[name]}." for name in results.secondary]
     parts += [_Part("list", items=[[text] for text in measures])]
     if results.warnings:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from spear_rl.app.compare.experiment.cells import Cell, ColdStart, gpus, on_gpu
 from spear_rl.app.compare.experiment.plan import Plan
-from spear_rl.app.compare.experiment.state import State, cell_state, cold_state, holder
+from spear_rl.app.compare.experiment.state import State, cell_state, cold_state, holder, progress
 from spear_rl.app.config import Config
 from spear_rl.errors import DiskError
 from spear_rl.io.escaping import clipped
@@ -42,6 +42,8 @@ class Job:
     began: float = 0.0
     seconds: float = 0.0
     """Of all its attempts in this command."""
+    first_step: int = 0
+    """Steps that earlier commands have taken."""
     was_done: bool = False
     """Finished by an earlier command."""
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
@@ -71,6 +73,8 @@ def jobs_of(plan: Plan) -> list[Job]:
         # A cold start that no unfinished cell needs may have been deleted.
         if job.on_disk() == "finished" or not (job.is_cell or id(job) in needed):
             job.state, job.was_done = "done", True
+        elif job.is_cell and (found := progress(job.folder)):
+            job.first_step = min(found.step, job.config.run.steps - 1)
     return jobs
 
 

@@ -22,8 +22,8 @@ except ImportError:  # no such locks on this system
     fcntl = None  # type: ignore[assignment]
 
 State = Literal["absent", "begun", "finished"]
-_BOOKKEEPING = ("run.dir", "run.resume", "run.checkpoint_every", "run.trajectories_")
-"""Prefixes of settings that change nothing of what a report shows: a cell may have others than the plan."""
+_BOOKKEEPING = ("run.dir", "run.resume", "run.checkpoint_every", "run.trajectories_", "run.threads")
+"""Prefixes of settings that a cell may have others of than the plan: where a run is kept, and what its machine has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,7 @@ class Progress:
 
 def check_folders(plan: Plan) -> None:
     """Refuse cells and cold starts that were run with other settings than the plan's: one line for each."""
-    faults = [
-        _fault(cell.folder, cell.config, lambda key: not key.startswith(_BOOKKEEPING), cell_state(cell))
-        for cell in plan.cells
-    ]
+    faults = [_fault(cell.folder, cell.config, lambda _: True, cell_state(cell)) for cell in plan.cells]
     faults += [_fault(cold.folder, cold.config, is_cold, cold_state(cold)) for cold in plan.cold_starts]
     if found := [fault for fault in faults if fault]:
         raise UserError("\n".join(found))
@@ -57,7 +54,8 @@ def _fault(folder: Path, planned: Config, counts: Callable[[str], bool], state: 
         return f"{folder} was run with settings of another version ({error}): choose another --out, or delete it"
     # The folder of a whole experiment may have moved, with its cold starts; a run that goes on needs its model there.
     same = _is_same if state == "finished" else lambda key, one, other: one == other
-    keys = [key for key in wanted if counts(key) and not same(key, there[key], wanted[key])]
+    keys = [key for key in wanted if counts(key) and not key.startswith(_BOOKKEEPING)]
+    keys = [key for key in keys if not same(key, there[key], wanted[key])]
     if not keys:
         return ""
     parts = ", ".join(f"{key}={there[key]} where the plan has {wanted[key]}" for key in keys[:3])

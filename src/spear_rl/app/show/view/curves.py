@@ -22,7 +22,7 @@ CHARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Replay: share that passes the gate", ("replay/pass_rate",)),
     ("Replay: age in steps", ("replay/age",)),
     ("Replay: probability ratio", ("replay/ratio", "policy/ratio")),
-    ("Replay: advantage today", ("replay/advantage",)),
+    ("Replay: current advantage", ("replay/advantage",)),
     ("Clip fractions", ("*/clip_fraction", "*/covariance_clip_fraction")),
     ("Groups that compare nothing", ("rollout/flat_won", "rollout/flat_lost")),
     ("Turns that did not train", ("policy/dropped_*",)),

@@ -13,7 +13,7 @@ from spear_rl.io.files import write_whole
 from spear_rl.io.http.look import inlined
 
 MAX_RUNS = 24
-"""Of an experiment: more are no longer told apart in one chart."""
+"""Of an experiment: more cannot be told apart in one chart."""
 EPISODES = 6
 """Of a run and kind: shown in full, solved and failed ones."""
 ROWS = 100

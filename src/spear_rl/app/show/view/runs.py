@@ -20,6 +20,7 @@ from spear_rl.io.episodes.columns import number_in
 from spear_rl.io.episodes.index import Episodes
 from spear_rl.io.escaping import one_line
 from spear_rl.io.files import is_plain_file
+from spear_rl.train.callbacks import WARNINGS, warning_texts
 from spear_rl.train.episode_files import BUFFER, DRAWS, EVALUATIONS, TRAJECTORIES, draws_of
 
 EVALUATED = "evaluated"
@@ -161,7 +162,7 @@ class Run:
         self.name, self.folder, self.kind = name, folder, kind
         self.metrics, self.evaluations = GrowingRows(folder / "metrics.jsonl"), GrowingRows(folder / "eval.jsonl")
         self.draws, self.buffer = DrawRows(folder / DRAWS), GrowingRows(folder / BUFFER)
-        self.warnings = GrowingRows(folder / "warnings.jsonl")
+        self.warnings = GrowingRows(folder / WARNINGS)
         prefix = "" if kind == EVALUATED else kind
         self.episodes = Episodes(folder / (EVALUATIONS if kind else TRAJECTORIES), prefix)
         self._replayed: tuple[int, object, np.ndarray[Any, Any]] = (-1, None, np.zeros(0, dtype=bool))
@@ -236,9 +237,7 @@ class Run:
         return kinds_in(self.folder)
 
     def warning_texts(self) -> list[tuple[int, str]]:
-        lists = [(step, row.get("warnings")) for step, row in sorted(self.warnings.by_step.items())]
-        found = [(step, given) for step, given_here in lists if isinstance(given_here, list) for given in given_here]
-        return [(step, str(given["text"])) for step, given in found if isinstance(given, dict) and "text" in given]
+        return warning_texts(self.warnings.by_step)
 
 
 def _draws(step: int, row: dict[str, Any]) -> Iterator[Draw]:

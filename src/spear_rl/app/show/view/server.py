@@ -43,11 +43,16 @@ def routes_of(root: Path) -> list[Route]:
         chosen = asked(request)
         return HTMLResponse(pages.curves_page(chosen)) if chosen else RedirectResponse("/", 303)
 
-    def episodes(request: Request) -> Response:
-        chosen = asked(request, episodes=True)
-        if not chosen:
-            return RedirectResponse("/", 303)
-        return HTMLResponse(pages.episodes_page(chosen, pages.Query.of(request.query_params)))
+    def table(made: Callable[[list[Run], pages.Query], str]) -> Callable[[Request], Response]:
+        """A page of what a query selects."""
+
+        def answer(request: Request) -> Response:
+            chosen = asked(request, episodes=True)
+            if not chosen:
+                return RedirectResponse("/", 303)
+            return HTMLResponse(made(chosen, pages.Query.of(request.query_params)))
+
+        return answer
 
     def episode(request: Request) -> Response:
         chosen, given = asked(request, episodes=True), request.query_params
@@ -60,12 +65,6 @@ def routes_of(root: Path) -> list[Route]:
             why = "; ".join(chosen[0].faults) or "the run has none at this step and place"
             return said(404, f"There is no such episode: {why}.")
         return HTMLResponse(found)
-
-    def groups(request: Request) -> Response:
-        chosen = asked(request, episodes=True)
-        if not chosen:
-            return RedirectResponse("/", 303)
-        return HTMLResponse(pages.groups_page(chosen, pages.Query.of(request.query_params)))
 
     def replays(request: Request) -> Response:
         chosen, step = asked(request, episodes=True), request.query_params.get("step", "")
@@ -103,8 +102,8 @@ def routes_of(root: Path) -> list[Route]:
         return answer
 
     routes = {
-        "/": index, "/curves": curves, "/episodes": episodes, "/episode": episode, "/groups": groups,
-        "/replays": replays, "/data/state": state,
+        "/": index, "/curves": curves, "/episodes": table(pages.episodes_page), "/episode": episode,
+        "/groups": table(pages.groups_page), "/replays": replays, "/data/state": state,
         "/data/curves": curves_data, "/static/{name}": static,
     }  # fmt: skip
     return [Route(path, answered(page), methods=["GET"]) for path, page in routes.items()]

@@ -32,8 +32,8 @@ POLICY = (
 class ShopServer(SiteServer):
     """Serves one shop to many browsers."""
 
-    def __init__(self, visits: Visits, *, host: str = "127.0.0.1", port: int = 0, token: str | None = None) -> None:
-        super().__init__("shop", _routes(visits), policy=POLICY, host=host, port=port, token=token)
+    def __init__(self, visits: Visits, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        super().__init__("shop", _routes(visits), policy=POLICY, host=host, port=port)
 
 
 def _routes(visits: Visits) -> list[Route]:
