@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import re
 import statistics
@@ -10,6 +11,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,6 +23,8 @@ from spear_rl import algorithms, functional, replay
 from spear_rl.algorithms import (
     ALGORITHMS,
     Algorithm,
+    ByEntropy,
+    BySuccess,
     ClippedSurrogate,
     CovarianceClip,
     FixedLength,
@@ -218,6 +222,64 @@ def test_a_setting_goes_to_the_record_that_has_it_and_is_refused_where_none_has(
         with_settings(grpo(), discount=0.5)
     with pytest.raises(SettingError, match="leave_one_out"):
         with_settings(rloo(), divide_by_std=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"gate": "bth"}, r"^gate cannot be 'bth'; did you mean both\?"),
+        ({"draw_when": "always"}, "^draw_when cannot be 'always'"),
+        ({"unit": "turn"}, "^unit cannot be 'turn'"),
+        ({"baseline": "median"}, "^baseline cannot be 'median'"),
+        ({"update": "later"}, "^update cannot be 'later'"),
+        ({"percentile": 101}, "^percentile must be 0 or more and at most 100"),
+        ({"percentile": math.nan}, "^percentile must be"),
+        ({"fraction": -0.1}, "^fraction must be 0 or more"),
+        ({"fraction": "0.5"}, "^fraction takes a number; got '0.5'"),
+        ({"age_decay": 1.5}, "^age_decay must be"),
+        ({"reweight": -1.0}, "^reweight must be"),
+        ({"capacity": 0}, "^capacity must be 1 or more"),
+        ({"max_age": -1}, "^max_age must be 0 or more"),
+        ({"history_size": 0}, "^size must be 1 or more group means"),
+        ({"imitation": -1.0}, "^imitation must be 0 or more"),
+        ({"imitation": "1"}, "^imitation takes a number"),
+        ({"bonus": math.nan}, "^bonus must be 0 or more"),
+        ({"priority": "newest"}, "^priority: there is no 'newest'"),
+        ({"priority": ["fresh", "newest"]}, "^priority: there is no 'newest'"),
+        ({"max_second_moment": 0.5}, "^max_second_moment must be 1 or more, or 0"),
+        ({"covariance": "clip"}, r"^covariance: pass CovarianceClip\(...\) or None, not 'clip'"),
+    ],
+)
+def test_a_value_that_self_imitation_does_not_know_is_one_sentence(options, says):
+    with pytest.raises(ValueError, match=says):
+        spear(grpo(), **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: dr_bot(grpo(), keep_groups=1.5), "^keep must be 0 or more and at most 1"),
+        (lambda: dr_bot(grpo(), max_length=0), "^length must be above 0"),
+        (lambda: gigpo(gamma=1.5), "^discount must be"),
+        (lambda: with_settings(gigpo(), anchor="room"), "anchor cannot be 'room'"),
+        (lambda: grpo(clip=-0.1), "^clip_low must be from 0 to 1"),
+        (lambda: with_settings(grpo(), dual_clip=1.0), "dual_clip must be above 1"),
+        (lambda: CovarianceClip(kind="cov"), "^kind must be clip, kl or none"),
+        (lambda: CovarianceClip(fraction=1.1), "^fraction must be from 0 to 1"),
+        (lambda: CovarianceClip(low=40, high=1), "^low must be below high, 1"),
+        (lambda: BySuccess(0.0, 1.0, target=0.0), "^target must be above 0"),
+        (lambda: ByEntropy(1.0, share=1.5), "^share must be"),
+    ],
+)
+def test_a_value_that_a_record_does_not_know_is_one_sentence(make, says):
+    with pytest.raises(ValueError, match=says):
+        make()
+
+
+def test_scalars_of_numpy_and_torch_are_numbers_and_one_word_is_a_priority():
+    odd = spear(grpo(), fraction=numpy.float32(0.5), percentile=torch.tensor(40.0), imitation=numpy.float64(2.0))
+    assert odd == spear(grpo(), fraction=0.5, percentile=40.0, imitation=2.0)
+    assert spear(grpo(), priority="rare") == spear(grpo(), priority=["rare"])
 
 
 # -- one name, one algorithm --------------------------------------------------------------------------------------

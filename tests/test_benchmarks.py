@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from argparse import Namespace
@@ -141,3 +142,119 @@ def test_a_rehearsal_writes_a_table_and_everything_needed_to_repeat_it(tmp_path)
     assert {"python", "torch", "transformers"} <= kept["agentic:ours"]["facts"].keys()
     assert "agentic_rollouts.py" in kept["command"]
     assert kept["agentic:ours"]["sizes"]["seed"] == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    {
+        "attention": [
+            "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Traits<64, cutlass::half_t>>",
+            "fmha_cutlassF_bf16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<cutlass::bfloat16_t>)",
+            "_attend",
+            "_backward_keys",
+            "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+            "triton_tem_fused_flex_attention_0",
+        ],
+        "matrix products": [
+            "nvjet_tst_128x64_64x8_1x2_h_bz_TNT",
+            "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_16x16_128x2_tn_align8>(Params)",
+            "void cublasLt::splitKreduce_kernel<32, 16, int, float>",
+            "triton_tem_fused_mm_3",
+            "aten::addmm",
+        ],
+        "sampling": ["_sample"],
+        "optimizer": [
+            "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>>",
+            "Optimizer.step#AdamW.step",
+        ],
+        "copies and gathers": [
+            "Memcpy DtoH (Device -> Pinned)",
+            "Memset (Device)",
+            "void at::native::(anonymous namespace)::CatArrayBatchedCopy<unsigned int, 2, 64, 64>",
+            "void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*)",
+            "void at::native::index_elementwise_kernel<128, 4, at::native::gpu_index_kernel>",
+            "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(TensorIteratorBase&)>",
+        ],
+        "other (elementwise, reductions, compiled)": [
+            "triton_poi_fused__to_copy_cat_index_mul_scaled_dot_product_attention_mm_2",
+            "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>",
+            "void (anonymous namespace)::elementwise_kernel_with_index<int, arange_cuda_out>",
+            "aten::mul",
+        ],
+    }.items(),
+)
+def test_the_step_profile_tells_kernels_apart_by_their_names(kind, names):
+    from benchmarks.step_profile import kind_of
+
+    assert {name: kind_of(name) for name in names} == dict.fromkeys(names, kind)
+
+
+def test_the_step_profile_counts_a_moment_once_however_many_kernels_ran_in_it():
+    from benchmarks.step_profile import covered
+
+    assert covered([]) == 0
+    rng = random.Random(0)
+    for _ in range(200):
+        starts = [rng.randrange(60) for _ in range(rng.randrange(12))]
+        intervals = [(start, start + rng.randrange(15)) for start in starts]
+        assert covered(intervals) == len({moment for start, end in intervals for moment in range(start, end)})
+
+
+def test_a_profile_on_a_gpu_counts_what_ran_there_and_not_what_the_cpu_did():
+    from benchmarks.step_profile import Phase
+    from torch.autograd import DeviceType
+
+    def event(name: str, device: DeviceType, start: int, duration: int) -> SimpleNamespace:
+        about = {"name": name, "device_type": device, "start_ns": start * 10**9, "duration_ns": duration * 10**9}
+        return SimpleNamespace(**{key: lambda value=value: value for key, value in about.items()})
+
+    ran = [("nvjet_tst", 10, 4), ("_attend", 12, 4), ("_attend", 18, 2)]
+    events = [event(name, DeviceType.CUDA, *times) for name, *times in ran]
+    events.append(event("cudaGraphLaunch", DeviceType.CPU, 0, 50))
+    phase = Phase()
+    for _ in range(2):
+        results = SimpleNamespace(events=lambda: events)
+        phase.add(SimpleNamespace(profiler=SimpleNamespace(kineto_results=results)), on_gpu=True)
+    means = phase.per_step(2)
+    assert (means["busy"], means["span"], means["runs"]) == (8, 10, 3)
+    assert means["kinds"]["attention"] == (6, 0.6, 2)
+    assert list(means["longest"].items()) == [("_attend", (6, 0.6, 2)), ("nvjet_tst", (4, 0.4, 1))]
+
+
+@pytest.mark.slow
+def test_a_rehearsal_of_the_step_profile_says_where_rollout_and_update_spent_their_time(tmp_path):
+    command = [
+        sys.executable,
+        ROOT / "benchmarks" / "step_profile.py",
+        "lookup",
+        "--steps",
+        "2",
+        "--json",
+        "found.json",
+    ]
+    settings = ["run.threads=1", "sft.episodes=0", "rollout.num_tasks=2", "rollout.group_size=2"]
+    done = subprocess.run([*map(str, command), *settings], capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    assert done.returncode == 0, done.stderr
+    first, *parts = done.stdout.strip().split("\n\n")
+    assert first.startswith("torch ")
+    assert "lookup run.threads=1" in first
+    tables = [[row.strip("| ").split(" | ") for row in part.splitlines()] for part in parts]
+    assert [table[0][0] for table in tables] == [
+        "phase",
+        "rollout: kind of operator",
+        "rollout: longest operators",
+        "update: kind of operator",
+        "update: longest operators",
+    ]
+    kept = json.loads((tmp_path / "found.json").read_text())
+    for name, table in (("rollout", tables[1]), ("update", tables[3])):
+        shares = {row[0]: float(row[2].rstrip("%")) for row in table[2:]}
+        assert sum(shares.values()) == pytest.approx(100, abs=0.5)
+        assert shares["attention"] > 0
+        assert shares["matrix products"] > 0
+        phase = kept["phases"][name]
+        assert 0 < phase["busy"] <= phase["span"] <= phase["seconds"]
+        assert len(phase["longest"]) == 10
+        assert 0 < kept["seconds"][name] < kept["seconds"]["step"]
+    assert kept["phases"]["update"]["kinds"]["optimizer"][2] >= 1
+    assert list(tmp_path.iterdir()) == [tmp_path / "found.json"]

@@ -49,9 +49,39 @@ one[0, 4500] = 1.0
 assert [x.item() for x in kernels.sampled_tokens(one, torch.tensor([0.999]), 1.0)] == [4500, 0.0, 0.0]
 """
 
+TREE_SCRIPT = """
+import random
+import numpy as np
+import torch
+from spear_rl.engines.packed import attention, tree, tree_kernels
 
-def test_the_kernels_compute_what_plain_code_computes():
+rng = random.Random(0)
+torch.manual_seed(0)
+for heads, kv_heads, width, count in ((9, 3, 64, 150), (4, 4, 32, 64), (2, 1, 16, 1), (6, 2, 64, 200)):
+    ends, path = np.full(count, count), []
+    for place in range(count):
+        if path and rng.random() < 0.15:
+            for _ in range(rng.randint(1, len(path))):
+                ends[path.pop()] = place
+        path.append(place)
+    blocks = tree.Blocks.of(ends, torch.device("cpu"))
+    q, k, v = (torch.randn(count, n, width, requires_grad=True) for n in (heads, kv_heads, kv_heads))
+    token = torch.arange(count)
+    mask = (token <= token[:, None]) & (token[:, None] < blocks.ends)
+    expected, wish = attention._masked(q, k, v, mask, 0.1), torch.randn(count, heads, width)
+    wanted = torch.autograd.grad((expected * wish).sum(), (q, k, v))
+    with torch.no_grad():
+        out, sums = tree_kernels.tree_attention(q, k, v, blocks, 0.1)
+        torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+        found = tree_kernels.tree_attention_backward(wish, q, k, v, out, sums, blocks, 0.1)
+    for got, right in zip(found, wanted, strict=True):
+        torch.testing.assert_close(got, right, rtol=1e-4, atol=1e-4)
+"""
+
+
+@pytest.mark.parametrize("script", [SCRIPT, TREE_SCRIPT], ids=["decoding", "shared prefixes"])
+def test_the_kernels_compute_what_plain_code_computes(script):
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True
+        [sys.executable, "-c", script], env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr

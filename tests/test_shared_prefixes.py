@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import math
 import random
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from spear_rl.engines.base import Batch, Term
 from spear_rl.engines.hf import HFEngine
-from spear_rl.engines.packed import attention, layout
+from spear_rl.engines.packed import attention, layout, tree
 from spear_rl.functional import clipped_surrogate
 
 VOCABULARY = 250
@@ -209,7 +211,9 @@ def test_a_wrong_shared_layout_is_found_out_before_training(tokenizer, monkeypat
     model = model_of("llama")
     assert not disagreement(model, tokenizer, plain_head=True, generates=False)
     right = layout.Paths
-    monkeypatch.setattr(layout, "Paths", lambda index, starts: right(index.roll(1), starts))
+    monkeypatch.setattr(
+        layout, "Paths", lambda index, starts, blocks: right(index, starts, replace(blocks, ends=blocks.ends.roll(1)))
+    )
     assert "common prefix" in disagreement(model, tokenizer, plain_head=True, generates=False)
 
 
@@ -252,10 +256,72 @@ def flash_backward(grad, q, k, v, out, sums, starts, key_starts, max_q, max_k, d
     return by_query, by_key, by_value
 
 
+def tree_scores(q, k, blocks, scale):
+    """[heads, T, T] scaled scores, -inf where a token does not attend."""
+    places = torch.arange(len(q))
+    is_seen = (places <= places[:, None]) & (places[:, None] < blocks.ends)
+    scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(q.shape[1] // k.shape[1], 1)) * scale
+    return scores.masked_fill(~is_seen, float("-inf"))
+
+
+def tree_forward(q, k, v, blocks, scale):
+    """What the tree kernels compute."""
+    scores = tree_scores(q, k, blocks, scale)
+    out = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v.repeat_interleave(q.shape[1] // v.shape[1], 1))
+    return out.contiguous(), scores.logsumexp(-1) / math.log(2)
+
+
+def tree_backward(grad, q, k, v, out, sums, blocks, scale):
+    group = q.shape[1] // k.shape[1]
+    weights = (tree_scores(q, k, blocks, scale) - sums[:, :, None] * math.log(2)).exp()
+    key, value = (x.repeat_interleave(group, 1) for x in (k, v))
+    slope = weights * (torch.einsum("qhd,khd->hqk", grad, value) - (grad * out).sum(-1).T[:, :, None])
+    by_key, by_value = torch.einsum("hqk,qhd->khd", slope, q) * scale, torch.einsum("hqk,qhd->khd", weights, grad)
+    by_query = torch.einsum("hqk,khd->qhd", slope, key) * scale
+    return by_query.contiguous(), *(x.unflatten(1, (-1, group)).sum(2).contiguous() for x in (by_key, by_value))
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), size=st.sampled_from([1, 4, 64]))
+def test_blocks_say_what_the_paths_say(seed, size):
+    """Every pair of a token and one on its path is in the ends; every pair of blocks that holds one, in the lists."""
+    rng = random.Random(seed)
+    batch = batch_of(rng, random_tree(rng, rng.randint(2, 25)))
+    lengths = batch.attention.sum(1)
+    order, shared = layout.row_order(batch.input_ids, lengths, share=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tree, "BLOCK", size)
+        patch.setattr(tree, "SPAN", 3)
+        inputs, places = layout.packed_inputs(batch.input_ids[order], lengths[order], shared, torch.device("cpu"))
+    if (paths := inputs["rows"].paths) is None:
+        return
+    count, blocks = inputs["input_ids"].numel(), paths.blocks
+    on_path = torch.zeros(count, count, dtype=torch.bool)
+    for row, length in enumerate(lengths[order].tolist()):
+        for column in range(length):
+            on_path[places[row, column], places[row, : column + 1].long()] = True
+    token = torch.arange(count)
+    assert torch.equal(on_path, (token <= token[:, None]) & (token[:, None] < blocks.ends))
+    num_blocks = -(-count // size)
+    wanted = {(q, k) for q, k in (on_path.nonzero() // size).tolist()}
+    starts, keys = blocks.starts.tolist(), blocks.keys.tolist()
+    assert len(starts) == num_blocks + 1
+    listed = [(q, k) for q in range(num_blocks) for k in keys[starts[q] : starts[q + 1]]]
+    spanned = [(q, k) for k, begin, end in blocks.spans.tolist() for q in range(begin, end)]
+    assert sorted(listed) == sorted(spanned) == sorted(wanted)
+    assert all(end - begin <= 3 for _, begin, end in blocks.spans.tolist())
+
+
 @pytest.mark.parametrize("compiled", [False, True])
-def test_the_operators_for_gpus_train_as_plain_code_does(tokenizer, monkeypatch, compiled):
-    """Their kernel, which needs a GPU, is replaced by what it computes."""
+@pytest.mark.parametrize("is_tree", [False, True])
+def test_the_operators_for_gpus_train_as_plain_code_does(tokenizer, monkeypatch, compiled, is_tree):
+    """Their kernels, which need a GPU, are replaced by what they compute."""
     from torch._dynamo.utils import counters
+
+    computed = SimpleNamespace(tree_attention=tree_forward, tree_attention_backward=tree_backward)
+    monkeypatch.setattr(attention, "TREE_KERNELS", is_tree)
+    monkeypatch.setattr(attention, "TREE_WIDTHS", (8,))
+    monkeypatch.setattr(attention, "tree_kernels", lambda: computed)
 
     rng = random.Random(5)
     batches = [batch_of(rng, random_tree(rng, size)) for size in (9, 5, 12, 7)]
@@ -285,8 +351,10 @@ def alfworld_like(rng: random.Random, *, groups: int, turns: int = 16) -> Batch:
 
 
 @needs_gpu
+@pytest.mark.parametrize("is_tree", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), [(9, 3, 64), (4, 4, 32), (16, 2, 128), (6, 1, 80)])
-def test_on_a_gpu_a_row_attends_to_its_path_forwards_and_backwards(heads, kv_heads, width):
+def test_on_a_gpu_a_row_attends_to_its_path_forwards_and_backwards(monkeypatch, heads, kv_heads, width, is_tree):
+    monkeypatch.setattr(attention, "TREE_KERNELS", is_tree)
     rng = random.Random(heads)
     rows = episodes(rng, groups=2, size=3, turns=5, first=140, log=31, answer=12)[0]
     batch = batch_of(rng, [*rows, *random_tree(rng, 9), rows[3]])
@@ -317,10 +385,12 @@ def gpu_engine(tokenizer, *, share: bool, **options) -> HFEngine:
 
 
 @needs_gpu
+@pytest.mark.parametrize("is_tree", [False, True])
 @pytest.mark.parametrize(
     "options", [{}, {"micro_batch_tokens": 1500, "max_kept_tokens": 3000}, {"checkpointing": True}]
 )
-def test_on_a_gpu_shared_prefixes_train_as_separate_rows_do(tokenizer, options):
+def test_on_a_gpu_shared_prefixes_train_as_separate_rows_do(tokenizer, monkeypatch, options, is_tree):
+    monkeypatch.setattr(attention, "TREE_KERNELS", is_tree)
     batch = alfworld_like(random.Random(0), groups=2, turns=6)
     found = []
     for share in (False, True):
@@ -336,9 +406,11 @@ def test_on_a_gpu_shared_prefixes_train_as_separate_rows_do(tokenizer, options):
 
 
 @needs_gpu
-def test_on_a_gpu_nothing_is_compiled_anew_for_other_shared_rows(tokenizer):
+@pytest.mark.parametrize("is_tree", [False, True])
+def test_on_a_gpu_nothing_is_compiled_anew_for_other_shared_rows(tokenizer, monkeypatch, is_tree):
     from torch._dynamo.utils import counters
 
+    monkeypatch.setattr(attention, "TREE_KERNELS", is_tree)
     rng, engine = random.Random(1), gpu_engine(tokenizer, share=True)
     seen = []
     for groups, turns in ((2, 4), (1, 3), (3, 7), (1, 12)):

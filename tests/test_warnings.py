@@ -253,9 +253,21 @@ BREAKING: dict[str, tuple[str, Callable[[int], Row], list[str], list[str]]] = {
     ),
     "most turns are cut off": (
         "overlong",
-        changed(rollout__truncated_turns=0.6),
+        changed(rollout__truncated_turns=0.6, rollout__invalid_turns=0.45),
         ["60% of the turns hit their token limit: raise rollout.max_new_tokens (it is 9)", "filters.overlong=false"],
         ["rollout.max_new_tokens=9"],
+    ),
+    "most turns are cut off after a whole answer": (
+        "overlong",
+        changed(rollout__truncated_turns=0.6),
+        ['limit: set rollout.stop to what ends an answer, e.g. ["</action>"]', "or raise rollout.max_new_tokens"],
+        ["rollout.max_new_tokens=9"],
+    ),
+    "most turns are cut off, answered or not, where answers end at a stop string": (
+        "overlong",
+        changed(rollout__truncated_turns=0.6),
+        ["limit: raise rollout.max_new_tokens (it is 9)"],
+        ["rollout.max_new_tokens=9", 'rollout.stop=["</action>"]'],
     ),
     "more and more turns are cut off": (
         "overlong",

@@ -10,7 +10,7 @@ class ConfigError(UserError):
 
 
 class OptionError(ConfigError, ValueError):
-    """An option of an environment is unknown or cannot work; the sentence begins with its name."""
+    """An option of an environment or an algorithm is unknown or cannot work; the sentence begins with its name."""
 
 
 class FinishedError(ConfigError):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import torch
 
@@ -19,6 +19,7 @@ from spear_rl.functional.losses import LossFn, Schedule
 from spear_rl.replay import buffer
 from spear_rl.replay.buffer import Outcome, Outcomes, Remembered, Replay, ReplayBuffer, RewardHistory, Running, Stored
 from spear_rl.replay.plain import as_dict, from_dict
+from spear_rl.settings.ranges import NonNegative, Range, Share, check_fields
 from spear_rl.types import Group, Metrics, Trajectory
 
 METRICS = {
@@ -44,7 +45,7 @@ class SelfImitation:
     history: RewardHistory
     loss: LossFn
     weight: Schedule
-    fraction: float = 0.25
+    fraction: Annotated[float, NonNegative] = 0.25
     """Episodes per draw, as a fraction of the episodes played this step (`every_step`)."""
     draw_when: Literal["every_step", "when_full"] = "every_step"
     full_size: int = 0
@@ -56,13 +57,13 @@ class SelfImitation:
     baseline: Literal["percentile", "siblings"] = "percentile"
     """What A' = R - b compares with: a percentile of recent group means; or the mean of its own group when it was
     played, or of its family (of all, without `families`) in the last `max_age` steps if that is higher."""
-    percentile: float = 50.0
+    percentile: Annotated[float, Range(0, 100)] = 50.0
     priority: tuple[str, ...] = ()
     """Words of `replay.buffer.priorities` whose product is an episode's weight in a draw; none is uniform."""
     divide_by_std: bool = False
     """Divide A' by a typical std of recent groups, so that it is in the units of a base that divides by its group's;
     with siblings by its own group's."""
-    reweight: float | None = None
+    reweight: Annotated[float, NonNegative] | None = None
     """Instead of recalibrating: A' = reweight * A."""
     admission: AdvantageFn | None = None
     """Advantages by the task's reward alone: an episode is admitted where theirs is positive. None: by those given."""
@@ -70,7 +71,7 @@ class SelfImitation:
     """Turns that the environment could not act on, or that hit their token limit, are not replayed."""
     require_tool: bool = False
     """Only episodes that used a tool are admitted."""
-    age_decay: float = 1.0
+    age_decay: Annotated[float, Share] = 1.0
     """A' is multiplied by this once per step of age."""
     update: Literal["joint", "separate"] = "joint"
     """In the on-policy optimizer step, or in optimizer steps of its own after it."""
@@ -86,6 +87,9 @@ class SelfImitation:
     """Results of the groups of the last `max_age` steps."""
     generator: torch.Generator | None = field(default=None, repr=False, compare=False)
     """The random stream of the loss: part of the state, like buffer and history."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def observe(self, groups: Sequence[Group], step: int = 0) -> None:
         """Take in what was played at `step`: all groups from the start, before any filter, the task's reward only."""

@@ -9,9 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import pstdev
+from typing import Annotated
 
 from spear_rl.replay.buffer import finite_rewards
 from spear_rl.rollout.env import INADMISSIBLE, NO_THOUGHT
+from spear_rl.settings.ranges import Share, check_fields
 from spear_rl.types import Group, Turn
 
 # UTF-8 read as Latin-1 or Windows-1252: a lead byte's letter, then what becomes of the bytes after it.
@@ -75,7 +77,10 @@ class FlatGroups:
     Of n groups ceil(keep * n) stay; between equal spreads the earlier group stays.
     """
 
-    keep: float = 0.75
+    keep: Annotated[float, Share] = 0.75
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def __call__(self, groups: Sequence[Group]) -> list[list[str]]:
         spreads = [pstdev([t.score for t in g.trajectories]) if finite_rewards(g) else 0.0 for g in groups]

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from spear_rl.functional import step_credit as estimators
 from spear_rl.functional.advantages import discounted_returns
 from spear_rl.functional.advantages import gigpo as gigpo_estimator
 from spear_rl.functional.losses import ClippedSurrogate
+from spear_rl.settings.ranges import Share, check_fields
 from spear_rl.types import Group, Stop, Trajectory, Turn
 
 Anchor = Literal["state", "text"]
@@ -40,6 +41,9 @@ class StepCredit:
     anchor: Anchor = "state"
     """What makes two turns visits to the same state, see `anchor_of`."""
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     @property
     def weights(self) -> dict[str, Any]:
         """How an estimator adds the two parts up."""
@@ -55,7 +59,7 @@ class GiGPO(StepCredit):
     no turn and counts in the episode part only.
     """
 
-    discount: float = 0.95
+    discount: Annotated[float, Share] = 0.95
 
     def __call__(self, groups: Sequence[Group]) -> list[list[float]]:
         table = TurnTable(groups, self.anchor)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from spear_rl.algorithms.base import Algorithm
 from spear_rl.algorithms.critic import Critic, Estimate, per_turn
 from spear_rl.functional.losses import ClippedSurrogate
 from spear_rl.functional.values import gae, whitened
+from spear_rl.settings.ranges import Share, check_fields
 from spear_rl.types import Group, Stop
 
 
@@ -22,9 +23,9 @@ class GAE:
     token comes the first of the next turn: the environment's words are no step of the policy.
     """
 
-    gamma: float = 1.0
+    gamma: Annotated[float, Share] = 1.0
     """Discount per token or per turn, as `level` says."""
-    lam: float = 1.0
+    lam: Annotated[float, Share] = 1.0
     """1 is return minus value, 0 the error of one step."""
     level: Literal["token", "turn"] = "token"
     """`turn` has one value per turn, at the end of its prompt, and one advantage for all its tokens."""
@@ -32,6 +33,9 @@ class GAE:
     """After a limit cut an episode off, it is worth its last value; if off, nothing: the limit is part of the task."""
     divide_by_std: bool = True
     """Whiten: mean 0 and std 1 over the tokens that train."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def __call__(self, groups: Sequence[Group]) -> list[list[float]]:
         """One advantage per turn as a new critic gives it, whose values are all 0."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import torch
 
@@ -11,6 +11,7 @@ from spear_rl.algorithms.wrapping import AlgorithmError, SettingError, field_nam
 from spear_rl.functional.losses import CovarianceClip, LossFn, Schedule, as_schedule, cosine
 from spear_rl.replay.buffer import PRIORITIES, Remembered, ReplayBuffer, RewardHistory, Running
 from spear_rl.replay.schedules import ByEntropy, BySuccess
+from spear_rl.settings.ranges import NonNegative, check_option, shown
 from spear_rl.types import Trajectory
 
 tool_bonus, distinct_tool_bonus = ToolBonus(), ToolBonus(distinct=True)
@@ -72,14 +73,15 @@ def spear(
     if bonus is not None:
         if base.bonus:
             raise SettingError("bonus", "the base has a bonus of its own: switch one of the two off")
-        base = replace(base, bonus=Bonus(of=bonus_of, weight=_schedule(bonus, base.running)))
+        base = replace(base, bonus=Bonus(of=bonus_of, weight=_schedule("bonus", bonus, base.running)))
     if imitation is None:
         return base
     if base.imitation:
         raise AlgorithmError("spear: the base imitates itself already: wrap it once")
-    if priority and draw_when == "when_full":
+    words = (priority,) if isinstance(priority, str) else tuple(priority)
+    if words and draw_when == "when_full":
         raise SettingError("priority", "when_full draws at random")
-    if unknown := [word for word in priority if word not in PRIORITIES]:
+    if unknown := [word for word in words if word not in PRIORITIES]:
         raise SettingError("priority", f"there is no {unknown[0]!r}: it is some of {', '.join(PRIORITIES)}")
     if baseline == "siblings" and reweight is not None:
         raise SettingError("baseline", "reweight takes the place of a baseline")
@@ -97,10 +99,10 @@ def spear(
             buffer=memory,
             history=RewardHistory(size=history_size),
             loss=replay_loss or _replay_loss(base.loss, covariance, max_second_moment),
-            weight=_schedule(imitation, base.running),
+            weight=_schedule("imitation", imitation, base.running),
             draw_when=draw_when,
             full_size=capacity,
-            priority=tuple(priority),
+            priority=words,
             baseline=baseline,
             reweight=reweight,
             unit=unit,
@@ -114,8 +116,10 @@ def spear(
     )
 
 
-def _schedule(coefficient: float | Schedule, running: Running) -> Schedule:
+def _schedule(name: str, coefficient: float | Schedule, running: Running) -> Schedule:
     """A coefficient as a schedule; one that follows the run follows this one."""
+    if not callable(coefficient):
+        check_option(name, coefficient, Annotated[float, NonNegative])
     schedule = as_schedule(coefficient)
     return replace(schedule, running=running) if isinstance(schedule, BySuccess | ByEntropy) else schedule
 
@@ -123,6 +127,8 @@ def _schedule(coefficient: float | Schedule, running: Running) -> Schedule:
 def _replay_loss(loss: Any, covariance: CovarianceClip | None, max_second_moment: float) -> Any:
     """The on-policy loss without what belongs to on-policy rows only: its entropy bonus and covariance clipping."""
     known = field_names(loss)
+    if covariance is not None and not isinstance(covariance, CovarianceClip):
+        raise SettingError("covariance", f"pass CovarianceClip(...) or None, not {shown(covariance)}")
     clip = covariance if covariance and covariance.kind != "none" else None
     if clip and "covariance" not in known:
         raise SettingError(

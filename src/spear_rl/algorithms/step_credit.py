@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from spear_rl.algorithms.base import Algorithm
 from spear_rl.algorithms.gigpo import StepCredit, TurnTable
 from spear_rl.functional import step_credit as estimators
 from spear_rl.functional.losses import ClippedSurrogate
+from spear_rl.settings.ranges import Range, Share
 from spear_rl.types import Group
 
 
@@ -14,10 +16,10 @@ from spear_rl.types import Group
 class HGPO(StepCredit):
     """Episode advantage plus the mean over k of that among turns with the same state and k states before it."""
 
-    depth: int = 2
-    depth_power: float = 1.0
+    depth: Annotated[int, Range(0, 1000, unit="states")] = 2
+    depth_power: Annotated[float, Range(0, 100)] = 1.0
     """A group that shares k past states weighs (k + 1) to this power."""
-    discount: float = 0.95
+    discount: Annotated[float, Share] = 0.95
 
     def __call__(self, groups: Sequence[Group]) -> list[list[float]]:
         table = TurnTable(groups, self.anchor)
@@ -41,7 +43,7 @@ class GraphGPO(StepCredit):
     The paths are those of the graph that all turns of a group form together, so a good turn of a lost episode gains.
     """
 
-    distance_discount: float = 0.1
+    distance_discount: Annotated[float, Share] = 0.1
     """A turn that makes the shortest path to success one turn longer is worth this share of one that does not."""
 
     def __call__(self, groups: Sequence[Group]) -> list[list[float]]:
@@ -63,7 +65,7 @@ class GraphGPO(StepCredit):
 class G2PO(StepCredit):
     """Episode advantage plus what a turn gains in the mean return of states, beside its siblings and in the graph."""
 
-    discount: float = 0.95
+    discount: Annotated[float, Share] = 0.95
 
     def __call__(self, groups: Sequence[Group]) -> list[list[float]]:
         table = TurnTable(groups, self.anchor)

@@ -255,6 +255,11 @@ def clip_is_active(inputs: LossInputs, *, clip_low: float, clip_high: float) -> 
     return ((advantages > 0) & (ratio > 1 + clip_high)) | ((advantages < 0) & (ratio < 1 - clip_low))
 
 
+def _require(name: str, value: object, is_right: bool, rule: str) -> None:
+    if not is_right:
+        raise ValueError(f"{name} must be {rule} (it is {value!r})")
+
+
 @dataclass(frozen=True, slots=True)
 class TokenMean:
     """Every token weighs the same (DAPO)."""
@@ -277,6 +282,9 @@ class FixedLength:
 
     length: int
 
+    def __post_init__(self) -> None:
+        _require("length", self.length, self.length > 0, "above 0")
+
     def __call__(self, values: Tensor, mask: Tensor) -> Tensor:
         return fixed_length_mean(values, mask, length=self.length)
 
@@ -294,6 +302,12 @@ class CovarianceClip:
     joint_means: bool = False
     """The means behind the covariance are over the other rows of the optimizer step too (`LossInputs.beside`)."""
 
+    def __post_init__(self) -> None:
+        _require("kind", self.kind, self.kind in ("clip", "kl", "none"), "clip, kl or none")
+        _require("fraction", self.fraction, 0 <= self.fraction <= 1, "from 0 to 1")
+        _require("low", self.low, self.low < self.high, f"below high, {self.high}")
+        _require("beta", self.beta, self.beta >= 0, "0 or more")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClippedSurrogate:
@@ -307,8 +321,14 @@ class ClippedSurrogate:
     kl: float = 0.0
     """Weight of the KL to a frozen reference; above 0 the engine needs one."""
     max_second_moment: float = 0.0
-    """A row with a larger mean squared ratio does not train; 0 is no bound."""
+    """A row with a larger mean squared ratio (1 where today's policy sampled it) does not train; 0 is no bound."""
     reduction: Reduce = TokenMean()
+
+    def __post_init__(self) -> None:
+        _require("clip_low", self.clip_low, 0 <= self.clip_low <= 1, "from 0 to 1")
+        _require("clip_high", self.clip_high, self.clip_high >= 0, "0 or more")
+        _require("dual_clip", self.dual_clip, self.dual_clip is None or self.dual_clip > 1, "above 1, or None")
+        _require("max_second_moment", self.max_second_moment, (self.max_second_moment or 1) >= 1, "1 or more, or 0")
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         return clipped_surrogate(

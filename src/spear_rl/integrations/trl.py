@@ -116,7 +116,8 @@ def require_options(options: Any) -> None:
         raise ConfigError(
             "spear: imitation must be a number or a schedule of steps; TRL tells neither success nor entropy"
         )
-    if {"medium", "hard", "rare"} & {*(options.get("priority") or ())}:
+    words = options.get("priority") or ()
+    if {"medium", "hard", "rare"} & {*([words] if isinstance(words, str) else words)}:
         raise ConfigError(
             "spear: priority must be confident, fresh or family; TRL does not tell which episodes succeeded"
         )

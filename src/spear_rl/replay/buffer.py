@@ -11,8 +11,9 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
+from spear_rl.settings.ranges import Range, check_fields
 from spear_rl.types import Group, Metrics, Trajectory, Turn
 
 METRICS = {
@@ -56,9 +57,12 @@ class Stored(Generic[T]):
 class ReplayBuffer(Generic[T]):
     """At most `capacity` episodes, or so much by their sizes, none older than `max_age` steps; oldest out first."""
 
-    capacity: int
-    max_age: int
+    capacity: Annotated[int, Range(1, math.inf)]
+    max_age: Annotated[float, Range(0, math.inf)]
     items: deque[Stored[T]] = field(default_factory=deque, repr=False)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -97,12 +101,13 @@ class ReplayBuffer(Generic[T]):
 class RewardHistory:
     """Mean rewards of the last `size` groups; a percentile of them is the baseline of replayed episodes."""
 
-    size: int
+    size: Annotated[int, Range(1, math.inf, unit="group means")]
     means: deque[float] = field(default_factory=deque, repr=False)
     stds: deque[float] = field(default_factory=deque, repr=False)
     """Of the rewards in each of the last `size` groups that had any spread."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         self.means, self.stds = deque(self.means, self.size), deque(self.stds, self.size)
 
     def __len__(self) -> int:
@@ -236,7 +241,7 @@ class Outcomes:
 
     groups: deque[Outcome] = field(default_factory=deque, repr=False)
 
-    def add(self, outcomes: Iterable[Outcome], *, oldest: int) -> None:
+    def add(self, outcomes: Iterable[Outcome], *, oldest: float) -> None:
         """Take in a step's groups, and forget those of steps before `oldest`."""
         self.groups = deque(group for group in (*self.groups, *outcomes) if group.step >= oldest)
 
@@ -344,12 +349,11 @@ RATE = 0.2
 FIRST_STEPS = 5
 """Number of first steps whose mean entropy counts as the initial entropy of the run."""
 GROWTH = 1.5
-"""Factor per step by which the weight of a floor's entropy bonus grows below the floor and shrinks above it."""
+"""Largest factor per step by which the weight of a floor's entropy bonus grows."""
 LEAST_WEIGHT, MOST_WEIGHT = 0.001, 0.1
-"""Lower and upper bound of that weight, as shares of the step's mean absolute advantage.
-
-Without a bound in that unit, a floor that cannot be held would make the bonus outweigh the rewards.
-"""
+"""Where that weight begins, and its bound, as shares of the step's mean absolute advantage."""
+BAND = 0.5
+"""The bound holds where the entropy lacks this share of the floor or more; from there it falls to 0 at the floor."""
 AUTO_FLOOR = 0.5
 """The floor `auto`: this share of the entropy that the run starts with, once that is known."""
 
@@ -379,15 +383,13 @@ class Running:
             self._hold(metrics["policy/entropy"], floor, scale=metrics.get("policy/advantage", 1.0))
 
     def _hold(self, entropy: float, floor: float | Literal["auto"], *, scale: float) -> None:
-        """Raise or lower the weight of the entropy bonus; `scale` is the mean size of the step's advantages."""
+        """Set the weight of the entropy bonus, 0 from the floor on; `scale` is the step's mean absolute advantage."""
         if floor == "auto":
             is_known = len(self.first_entropies) == FIRST_STEPS
             floor = AUTO_FLOOR * statistics.fmean(self.first_entropies) if is_known else 0.0
-        least, most = LEAST_WEIGHT * scale, MOST_WEIGHT * scale
-        if entropy < floor:
-            self.entropy_weight = min(max(self.entropy_weight * GROWTH, least), most)
-        else:
-            self.entropy_weight = self.entropy_weight / GROWTH if self.entropy_weight > least else 0.0
+        lack = min((floor - entropy) / (BAND * floor), 1.0) if floor else 0.0
+        grown = max(self.entropy_weight * GROWTH, LEAST_WEIGHT * scale)
+        self.entropy_weight = max(min(grown, MOST_WEIGHT * scale * lack), 0.0)
 
     def state_dict(self) -> dict[str, Any]:
         return asdict(self)

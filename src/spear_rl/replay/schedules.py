@@ -5,8 +5,10 @@ Standard library only.
 
 from dataclasses import dataclass, field
 from statistics import fmean
+from typing import Annotated
 
 from spear_rl.replay.buffer import Running
+from spear_rl.settings.ranges import Range, check_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +17,11 @@ class BySuccess:
 
     start: float
     end: float
-    target: float = 0.5
+    target: Annotated[float, Range(0, 1, "(]")] = 0.5
     running: Running = field(default_factory=Running, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def __call__(self, step: int) -> float:
         return self.start + (self.end - self.start) * min(1.0, self.running.success / self.target)
@@ -27,8 +32,11 @@ class ByEntropy:
     """A schedule: `weight`, less in proportion while the entropy is below `share` of what the run started with."""
 
     weight: float
-    share: float = 0.5
+    share: Annotated[float, Range(0, 1, "(]")] = 0.5
     running: Running = field(default_factory=Running, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def __call__(self, step: int) -> float:
         first, entropy = self.running.first_entropies, self.running.entropy

@@ -10,6 +10,7 @@
 import difflib
 import functools
 import inspect
+import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,6 +44,8 @@ class Range:
 
     def __str__(self) -> str:
         low = f"{_number(self.low)} or more" if self.ends[0] == "[" else f"above {_number(self.low)}"
+        if math.isinf(self.high):
+            return f"{low}{self.unit and f' {self.unit}'}"
         high = f"at most {_number(self.high)}" if self.ends[1] == "]" else f"below {_number(self.high)}"
         between = f", or 0 for {self.zero}, and " if self.zero else " and "
         return f"{low}{between}{high}{self.unit and f' {self.unit}'}"
@@ -96,6 +99,7 @@ Steps = Range(0, 10_000_000, unit="steps")
 Seed = Range(0, 2**31 - 1)
 Share = Range(0, 1)
 Weight = Range(0, 1000)
+NonNegative = Range(0, math.inf, "[)")
 Turns = Range(1, 10_000, unit="turns")
 Name = Annotated[str, Length(1, 256, "characters")]
 Words = Annotated[list[Name], Length(0, 64, "entries")]
@@ -193,6 +197,35 @@ def has_checked_options(function: Callable[P, R]) -> Callable[P, R]:
         return function(*given.args, **given.kwargs)
 
     return checking
+
+
+def check_fields(record: object) -> None:
+    """Refuse a value of a dataclass that is none of its Literal's words or outside of its limits."""
+    kind: Any = type(record)
+    for name, hint in _limited_fields(kind).items():
+        check_option(name, getattr(record, name), hint)
+
+
+def check_option(name: str, value: Any, hint: Any) -> None:
+    """Refuse an argument that its annotation does not allow; scalars of numpy and torch are numbers too."""
+    try:
+        checked(value.item() if hasattr(value, "item") else value, hint, name)
+    except ConfigError as error:
+        raise OptionError(str(error)) from error
+
+
+@functools.cache
+def _limited_fields(kind: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {name: hint for name, hint in hints.items() if _is_limited(hint)}
+
+
+def _is_limited(hint: Any) -> bool:
+    base, limits = _parts(hint)
+    origin = typing.get_origin(base)
+    if origin in (typing.Union, types.UnionType):
+        return any(map(_is_limited, typing.get_args(base)))
+    return bool(limits) or origin is Literal
 
 
 def require_known(option: str, value: str, names: Iterable[str], *, what: str) -> None:

@@ -110,7 +110,7 @@ class DrawLog:
         max_age: of a stored episode; whether an older one has been written need not be known.
     """
 
-    def __init__(self, run_dir: Path, *, has_texts: bool, max_age: int) -> None:
+    def __init__(self, run_dir: Path, *, has_texts: bool, max_age: float) -> None:
         self._run_dir, self._has_texts, self._max_age = run_dir, has_texts, max_age
         self._texts: dict[str, tuple[int, int]] | None = None
 

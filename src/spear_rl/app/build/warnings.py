@@ -254,11 +254,15 @@ class Rules:
         has_grown = now >= GROWN_TRUNCATED and now >= GROWTH * then
         if not (now >= TRUNCATED or has_grown):
             return ""
-        limit = f"rollout.max_new_tokens (it is {self._config.rollout.max_new_tokens})"
-        if response := self._config.rollout.max_response_tokens:
-            limit += f" or rollout.max_response_tokens (it is {response})"
+        rollout = self._config.rollout
+        advice = f"raise rollout.max_new_tokens (it is {rollout.max_new_tokens})"
+        if rollout.max_response_tokens:
+            advice += f" or rollout.max_response_tokens (it is {rollout.max_response_tokens})"
+        if self._now("rollout/invalid_turns") <= now / 2 and not rollout.stop:
+            advice = (
+                f'set rollout.stop to what ends an answer, e.g. ["</action>"], as most of them have one, or {advice}'
+            )
         grown = f", {then:.0%} at the start" if has_grown else ""
-        advice = f"raise {limit}"
         if "dr-bot" in self._wrappers and self._config.algorithm.filters.overlong:
             advice += (
                 ", or set algorithm.filters.overlong=false: these turns do not train, so nothing makes them shorter"

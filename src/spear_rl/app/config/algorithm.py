@@ -210,7 +210,7 @@ class AlgorithmConfig:
     entropy_bonus: Annotated[float, Weight] = 0.0
     """Weight of the entropy in the on-policy loss."""
     entropy_floor: Annotated[float, Range(0, 100, unit="nats per token")] | Literal["auto"] = 0.0
-    """The weight of the entropy bonus rises while the policy's entropy is below this, and falls above it; 0 is off.
+    """While the policy's entropy is below this, an entropy bonus grows up to what is lacking; 0 is off.
     auto: half of the mean over the run's first five steps"""
     kl: Annotated[float, Weight] = 0.0
     """Weight of the KL to the cold-started policy; 0 needs no reference model."""

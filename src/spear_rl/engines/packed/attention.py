@@ -18,7 +18,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from spear_rl.engines.packed.tree import TREE_WIDTHS, Blocks
+
 NAME = "spear"
+
+TREE_KERNELS = False
+"""Attend to paths with `tree_kernels`, instead of gathering their keys for flash attention.
+
+Off: right in Triton's interpreter, and never measured on a GPU (`benchmarks/shared_prefixes.py --kernels tree`).
+"""
 
 _flash_forward, _flash_backward = torch.ops.aten._flash_attention_forward, torch.ops.aten._flash_attention_backward
 
@@ -47,6 +55,8 @@ class Paths:
     """[P] int32, the tokens of all paths, one path after another; ascending within a path."""
     starts: Tensor
     """[N + 1] int32: the path of row n is index[starts[n]] to index[starts[n + 1]]."""
+    blocks: Blocks
+    """The same, as `tree_kernels` and plain code read it."""
 
 
 @dataclass(frozen=True)
@@ -155,18 +165,20 @@ def _row_attention(q: Tensor, k: Tensor, v: Tensor, rows: Rows, scale: float) ->
             out = _VARLEN(
                 q, k, v, rows.starts, rows.starts, rows.limit - 1, rows.limit - 1, scale=scale, window_size=(-1, 0)
             )
+        elif TREE_KERNELS and q.shape[2] in TREE_WIDTHS:
+            blocks = paths.blocks
+            out = torch.ops.spear.tree_attention(q, k, v, blocks.ends, blocks.starts, blocks.keys, blocks.spans, scale)[
+                0
+            ]
         else:
             out = torch.ops.spear.path_attention(q, k, v, paths.index, rows.starts, paths.starts, rows.limit, scale)[0]
         return out
     places = torch.arange(q.shape[0], device=q.device, dtype=torch.int32)
-    row = torch.searchsorted(rows.starts, places, right=True) - 1
     if paths is None:
+        row = torch.searchsorted(rows.starts, places, right=True) - 1
         mask = row[:, None] == row
     else:
-        entries = torch.arange(paths.index.shape[0], device=q.device, dtype=torch.int32)
-        owner = torch.searchsorted(paths.starts, entries, right=True) - 1
-        is_on_path = torch.zeros(rows.starts.shape[0] - 1, q.shape[0], dtype=torch.bool, device=q.device)
-        mask = is_on_path.index_put((owner, paths.index.long()), torch.ones_like(owner, dtype=torch.bool))[row]
+        mask = places[:, None] < paths.blocks.ends
     return _masked(q, k, v, mask & (places[:, None] >= places), scale)
 
 
@@ -227,6 +239,50 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
 _path_attention.register_autograd(_backward, setup_context=_keep_for_backward)
 
 
+@torch.library.custom_op("spear::tree_attention", mutates_args=())
+def _tree_attention(
+    q: Tensor, k: Tensor, v: Tensor, ends: Tensor, starts: Tensor, keys: Tensor, spans: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """As `path_attention`, without gathering."""
+    found: tuple[Tensor, Tensor] = tree_kernels().tree_attention(q, k, v, Blocks(ends, starts, keys, spans), scale)
+    return found
+
+
+@_tree_attention.register_fake
+def _(q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
+
+
+@torch.library.custom_op("spear::tree_attention_backward", mutates_args=())
+def _tree_attention_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sums: Tensor, ends: Tensor, starts: Tensor,
+    keys: Tensor, spans: Tensor, scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    blocks = Blocks(ends, starts, keys, spans)
+    found: tuple[Tensor, Tensor, Tensor] = tree_kernels().tree_attention_backward(
+        grad, q, k, v, out, log_sums, blocks, scale
+    )
+    return found
+
+
+@_tree_attention_backward.register_fake
+def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _keep_tree(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.scale = inputs
+    ctx.save_for_backward(*tensors[:3], *output, *tensors[3:])
+
+
+def _tree_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    found = torch.ops.spear.tree_attention_backward(grad, *ctx.saved_tensors, ctx.scale)
+    return (*found, None, None, None, None, None)
+
+
+_tree_attention.register_autograd(_tree_backward, setup_context=_keep_tree)
+
+
 # The cache is mutated, but not declared so: torch.compile would copy all of it, and nothing else in a layer reads it.
 @torch.library.custom_op("spear::cached_attention", mutates_args=())
 def _cached_attention(
@@ -282,6 +338,13 @@ def _varlen() -> Callable[..., Any] | None:
 
 # A CPU build of torch has no use for it, and importing it takes a quarter of a command's start.
 _VARLEN = _varlen() if torch.version.cuda else None
+
+
+def tree_kernels() -> Any:
+    """Our Triton kernels for paths."""
+    from spear_rl.engines.packed import tree_kernels
+
+    return tree_kernels
 
 
 @cache

@@ -7,6 +7,7 @@ own. So N rows remain N rows for attention, and everything else runs over distin
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from spear_rl.engines.packed.attention import Paths, Rows
+from spear_rl.engines.packed.tree import Blocks
 
 LEAST_SAVED = 0.1
 """Of all tokens; where sharing saves less, rows are laid out separately: keys need not be gathered then."""
@@ -71,11 +73,23 @@ def packed_inputs(
     if shared.any():
         kept = counts > 0  # a row that occurs twice has no queries
         index = torch.from_numpy(np.concatenate([grid[row, :end] for row, (begin, end) in spans if begin < end]))
-        paths = Paths(index.to(device, non_blocking=True), _starts(lengths[kept], device))
+        blocks = Blocks.of(_path_ends(grid, counts, spans), device)
+        paths = Paths(index.to(device, non_blocking=True), _starts(lengths[kept], device), blocks)
         rows = Rows(_starts(counts[kept], device), int(lengths.max()) + 1, paths=paths)
     else:
         rows = Rows.of(lengths.tolist(), device)
     return {"input_ids": fed_ids[None], "position_ids": positions[None], "rows": rows}, places
+
+
+def _path_ends(
+    places: np.ndarray[Any, Any], counts: Tensor, spans: list[tuple[int, tuple[int, int]]]
+) -> np.ndarray[Any, Any]:
+    """[T] where the rows with each token on their path end: where the first row begins that does not share it."""
+    begins = (counts.cumsum(0) - counts).tolist()
+    ends = np.full(int(counts.sum()), int(counts.sum()))
+    for (_, (_, length)), (row, (shared, _)) in pairwise(spans):
+        ends[places[row - 1, shared:length]] = begins[row]
+    return ends
 
 
 def _starts(counts: Tensor, device: torch.device) -> Tensor:
