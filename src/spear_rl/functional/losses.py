@@ -325,7 +325,7 @@ class ClippedSurrogate:
     reduction: Reduce = TokenMean()
 
     def __post_init__(self) -> None:
-        _require("clip_low", self.clip_low, 0 <= self.clip_low <= 1, "from 0 to 1")
+        _require("clip_low", self.clip_low, self.clip_low >= 0, "0 or more")
         _require("clip_high", self.clip_high, self.clip_high >= 0, "0 or more")
         _require("dual_clip", self.dual_clip, self.dual_clip is None or self.dual_clip > 1, "above 1, or None")
         _require("max_second_moment", self.max_second_moment, (self.max_second_moment or 1) >= 1, "1 or more, or 0")

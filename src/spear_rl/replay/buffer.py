@@ -57,7 +57,7 @@ class Stored(Generic[T]):
 class ReplayBuffer(Generic[T]):
     """At most `capacity` episodes, or so much by their sizes, none older than `max_age` steps; oldest out first."""
 
-    capacity: Annotated[int, Range(1, math.inf)]
+    capacity: Annotated[float, Range(1, math.inf)]
     max_age: Annotated[float, Range(0, math.inf)]
     items: deque[Stored[T]] = field(default_factory=deque, repr=False)
 
