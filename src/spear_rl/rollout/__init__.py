@@ -3,16 +3,8 @@
 from spear_rl.rollout.collect import Lockstep, collect_groups, demonstration
 from spear_rl.rollout.env import INADMISSIBLE, Environment, Observation, StepResult, Task, TasksFn
 from spear_rl.rollout.generator import Generator, Sampling, Stream, Streaming
-from spear_rl.rollout.rendering.renderer import (
-    LAYOUTS,
-    ChatRenderer,
-    Layout,
-    Message,
-    Renderer,
-    growing_chat,
-    independent_turns,
-    present_only,
-)
+from spear_rl.rollout.rendering.layouts import LAYOUTS, independent_turns, present_only, transcript
+from spear_rl.rollout.rendering.renderer import ChatRenderer, Layout, Message, Renderer, growing_chat
 from spear_rl.rollout.workers.runner import EnvRunner, InProcess
 
 __all__ = [
@@ -39,4 +31,5 @@ __all__ = [
     "growing_chat",
     "independent_turns",
     "present_only",
+    "transcript",
 ]

@@ -17,7 +17,8 @@ from spear_rl.rollout.choice import Start, TaskChoice
 from spear_rl.rollout.contract import with_location
 from spear_rl.rollout.env import Observation, StepResult, Task
 from spear_rl.rollout.generator import Generator, Stream, Streaming
-from spear_rl.rollout.rendering.renderer import Layout, Renderer, growing_chat, without_thoughts
+from spear_rl.rollout.rendering.conversation import without_thoughts
+from spear_rl.rollout.rendering.renderer import Layout, Renderer, growing_chat
 from spear_rl.rollout.workers.runner import Answer, EnvRunner, Failure, InProcess, expert_actions
 from spear_rl.types import Completion, Group, Metrics, ShortPrompt, Stop, Trajectory, Turn, images_of
 

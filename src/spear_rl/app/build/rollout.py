@@ -22,7 +22,8 @@ from spear_rl.rollout.contract import ContractError, with_location
 from spear_rl.rollout.env import StepResult, Task, TasksFn
 from spear_rl.rollout.generator import Generator, Sampling
 from spear_rl.rollout.rendering.images import VisionRenderer
-from spear_rl.rollout.rendering.renderer import LAYOUTS, ChatRenderer, Layout, Renderer
+from spear_rl.rollout.rendering.layouts import LAYOUTS
+from spear_rl.rollout.rendering.renderer import ChatRenderer, Layout, Renderer
 from spear_rl.rollout.tasks import panel_of, tasks_in_file
 from spear_rl.rollout.workers.pool import Pool
 from spear_rl.rollout.workers.progress import ProgressRunner, Tally
@@ -301,7 +302,7 @@ def choice_of(config: Config, tasks: Sequence[Task]) -> TaskChoice | None:
 def layout_of(config: Config) -> Layout:
     """How the prompt of a turn is laid out."""
     rollout = config.rollout
-    recent = {"history": rollout.history} if rollout.layout in ("turns", "log") else {}
+    recent = {"history": rollout.history} if rollout.layout in ("turns", "log", "transcript") else {}
     return partial(LAYOUTS[rollout.layout], detail=rollout.detail, **recent)
 
 

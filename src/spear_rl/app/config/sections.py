@@ -120,18 +120,19 @@ class Rollout:
     """Maximum tokens that the policy writes per episode, over all turns; 0 is no such limit."""
     stop: Words = field(default_factory=list)
     """Strings that end a turn, e.g. ["</action>"]."""
-    layout: Literal["chat", "turns", "log", "now"] = "chat"
+    layout: Literal["chat", "turns", "log", "transcript", "now"] = "chat"
     """What the prompt of a turn shows.
     chat: the whole conversation so far, one growing chat
     turns: the task, the last two exchanges and the present observation, a new prompt per turn (the paper's)
     log: as turns, and the names of all actions so far
+    transcript: all actions and observations so far, possible actions once and then what changed: few new tokens
     now: the task and the present observation only"""
     detail: Literal["full", "short"] = "full"
     """How much a prompt tells.
     full: instructions and possible actions too
     short: observations only, for tiny models"""
     history: Literal["action", "answer"] = "action"
-    """What the layouts turns and log show of the last answers.
+    """What the layouts turns, log and transcript show of earlier answers.
     action: the action alone; thoughts never enter a later prompt
     answer: the whole answer, thoughts included"""
     return_share: Annotated[float, Share] = 0.0

@@ -12,7 +12,7 @@ from spear_rl.envs.shared.dice import Dice
 from spear_rl.errors import ConfigError, MissingExtraError
 from spear_rl.io.escaping import clipped, in_words
 from spear_rl.rollout.env import Environment
-from spear_rl.rollout.rendering.renderer import without_thoughts
+from spear_rl.rollout.rendering.conversation import without_thoughts
 
 SPLITS = {"train": 2000, "validation": 200, "test": 200}
 """Tasks per split."""

@@ -25,7 +25,7 @@ from spear_rl.errors import ConfigError, MissingExtraError, OptionError, UserErr
 from spear_rl.io.escaping import clipped
 from spear_rl.rollout.contract import RESERVED
 from spear_rl.rollout.env import Observation, StepResult, Task
-from spear_rl.rollout.rendering.renderer import without_thoughts
+from spear_rl.rollout.rendering.conversation import without_thoughts
 from spear_rl.rollout.rendering.tool_calls import calls_in, instructions
 from spear_rl.settings.names import look_in_current_folder, option_function
 from spear_rl.settings.ranges import Length, OneOf, Range, has_checked_options

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from spear_rl.rollout.env import NO_THOUGHT
-from spear_rl.rollout.rendering.renderer import without_thoughts
+from spear_rl.rollout.rendering.conversation import without_thoughts
 
 MAX_BARE_LENGTH = 100
 """The longest answer without tags that is taken for a command."""

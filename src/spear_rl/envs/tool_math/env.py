@@ -9,7 +9,7 @@ from spear_rl.envs.tool_math.calls import Call, reminder, tool_calls, tool_respo
 from spear_rl.envs.tool_math.problems import Problem
 from spear_rl.envs.tool_math.verification.answers import Checker, boxed_answer, is_same_answer
 from spear_rl.rollout.env import Observation, StepResult
-from spear_rl.rollout.rendering.renderer import without_thoughts
+from spear_rl.rollout.rendering.conversation import without_thoughts
 from spear_rl.sandbox import Session
 
 MAX_TURNS = 8

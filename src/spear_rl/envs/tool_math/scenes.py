@@ -6,7 +6,7 @@ from itertools import zip_longest
 
 from spear_rl.envs.shared.scenes import MAX_TEXT, Scene, Script, Seen
 from spear_rl.envs.tool_math.calls import tool_calls
-from spear_rl.rollout.rendering.renderer import without_thoughts
+from spear_rl.rollout.rendering.conversation import without_thoughts
 
 _REPLY = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 

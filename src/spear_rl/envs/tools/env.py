@@ -12,7 +12,7 @@ from spear_rl.envs.tools.sources import opened_tools
 from spear_rl.io.escaping import in_words
 from spear_rl.rollout.contract import ContractError, described
 from spear_rl.rollout.env import INADMISSIBLE, Observation, StepResult
-from spear_rl.rollout.rendering.renderer import without_thoughts
+from spear_rl.rollout.rendering.conversation import without_thoughts
 from spear_rl.rollout.rendering.tool_calls import Call, calls_in, until_last
 
 MAX_CALLS = 8

@@ -8,7 +8,8 @@ from typing import Any
 
 from spear_rl.errors import ConfigError
 from spear_rl.rollout.agents.messages import said, without_tools
-from spear_rl.rollout.rendering.renderer import ChatRenderer, Message, without_thoughts
+from spear_rl.rollout.rendering.conversation import without_thoughts
+from spear_rl.rollout.rendering.renderer import ChatRenderer, Message
 from spear_rl.rollout.rendering.tool_calls import split_calls
 
 _ANSWER = f"\u2063{token_hex(8)}\u2063"

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from spear_rl.rollout.agents.messages import digests, said, transcript
 from spear_rl.rollout.agents.rendering import AgentRenderer, Tools
 from spear_rl.rollout.collect import cut
-from spear_rl.rollout.rendering.renderer import Message, without_thoughts
+from spear_rl.rollout.rendering.conversation import without_thoughts
+from spear_rl.rollout.rendering.renderer import Message
 from spear_rl.types import Completion, Stop, Trajectory, Turn
 
 

@@ -6,7 +6,8 @@ from spear_rl.errors import ConfigError
 from spear_rl.io.escaping import clipped
 from spear_rl.rollout.env import Observation, Task
 from spear_rl.rollout.prompting.examples import Example, Examples, ExampleTurn
-from spear_rl.rollout.rendering.renderer import Layout, Message, Renderer, without_thoughts
+from spear_rl.rollout.rendering.conversation import without_thoughts
+from spear_rl.rollout.rendering.renderer import Layout, Message, Renderer
 from spear_rl.types import Turn
 
 MAX_REFLECTIONS = 3

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from spear_rl.rollout.env import Task
-from spear_rl.rollout.rendering.renderer import THINK_TAGS, Message, without_thoughts
+from spear_rl.rollout.rendering.conversation import THINK_TAGS, without_thoughts
+from spear_rl.rollout.rendering.renderer import Message
 from spear_rl.types import Group, Stop, Trajectory
 
 MAX_REFLECTION = 1000

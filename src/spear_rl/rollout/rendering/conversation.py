@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from spear_rl.rollout.rendering.tool_calls import instructions, until_last
 
+THINK_TAGS = re.compile("</?think>", re.IGNORECASE)
 _RESULT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 _PARAMETERS = {
     "type": "object",
@@ -63,3 +64,14 @@ def tool_results(reply: str) -> list[dict[str, Any]]:
     if reply[len(closed) :].strip() or _RESULT.sub("", closed).strip():
         return []
     return [{"role": "tool", "content": found[1]} for found in _RESULT.finditer(closed)]
+
+
+def without_thoughts(text: str, *, any_case: bool = False) -> str:
+    """The text without its closed <think> blocks, and without what a closing tag alone ends: the prompt opened it.
+
+    With `any_case`, tags in capitals count too and come out in lower case.
+    """
+    text = THINK_TAGS.sub(lambda tag: tag[0].lower(), text) if any_case else text
+    *closed, rest = text.split("</think>")
+    said = [part.partition("<think>")[0] if "<think>" in part else "" for part in closed]
+    return "".join([*said, rest])

@@ -1,4 +1,4 @@
-"""What the policy sees and writes, in tokens: chat template, token cache, and the layout of each turn's prompt.
+"""What the policy sees and writes, in tokens: chat template, token cache and the growing chat (others: `layouts`).
 
 Sampled tokens never change: a growing conversation is extended, never rendered again.
 """
@@ -7,12 +7,13 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import Any, Literal, Protocol
 
 from spear_rl.errors import ConfigError
 from spear_rl.rollout.env import Observation, Task
 from spear_rl.rollout.rendering.conversation import ToolSupport, merged, system_message, tool_results, tool_support
+from spear_rl.rollout.rendering.conversation import without_thoughts as without_thoughts
 from spear_rl.rollout.rendering.encoding import has_segments
 from spear_rl.types import Completion, ImagePrompt, Turn, images_of
 
@@ -59,15 +60,7 @@ Layout = Callable[[Renderer, Task, Sequence[Observation], Sequence[Turn]], list[
 Detail = Literal["full", "short"]
 """full: instructions and the list of possible actions are in the prompt; short: observations only, for tiny models."""
 
-History = Literal["action", "answer"]
-"""What later prompts show of an answer: its action alone, or all of it, thoughts included."""
-
-MAX_ACTION, MAX_NAME = 400, 60
-"""Characters of an action: in one of the last pairs, and in the list of earlier ones."""
-
 _SWITCH = re.compile(r"\benable_thinking\b|\bif (?:not )?thinking\b|\bthinking is\b|\(thinking\b")
-_TAGS = re.compile(r"</?\w+>")
-THINK_TAGS = re.compile("</?think>", re.IGNORECASE)
 
 
 def growing_chat(
@@ -75,68 +68,12 @@ def growing_chat(
     detail: Detail = "full",
 ) -> list[int]:  # fmt: skip
     """The whole conversation so far, in the tokens that were sampled. Its turns train as one row."""
-    text, images = _text(observations[-1], detail), observations[-1].images
+    text, images = shown_text(observations[-1], detail), observations[-1].images
     if not turns:
-        return renderer.prompt(_first_messages(task, detail, text, images))
+        return renderer.prompt(first_messages(task, detail, text, images))
     last = turns[-1]
     before = ImagePrompt(last.prompt_ids, last.images) if last.images else last.prompt_ids
     return renderer.extended(before, last.completion.token_ids, text, images)
-
-
-def independent_turns(
-    renderer: Renderer, task: Task, observations: Sequence[Observation], turns: Sequence[Turn], *,
-    detail: Detail = "full", history: History = "action", num_recent: int = 2, names_earlier: bool = False,
-) -> list[int]:  # fmt: skip
-    """A new prompt per turn: task, step count, the last (observation, action) pairs and the current observation.
-
-    Only the current observation's images are shown, and no thoughts (`history`). After the first turn the task alone
-    is repeated (`Observation.task`); where the environment does not give it, the whole first observation.
-
-    With `names_earlier` the actions before the last pairs are listed too, without their observations, so that a policy
-    that searches knows where it has been. A first observation without a task of its own is then cut to its last
-    paragraph, where environments state it.
-
-    Example, turn 4 with num_recent = 1 and detail = "short":
-
-        Your task is to: put a mug in shelf.
-        Steps taken: 3. The last 1:
-        [2] You arrive at desk 1. On the desk 1, you see a mug 1.
-        > take mug 1 from desk 1
-        Now: You pick up the mug 1 from the desk 1.
-    """
-    first, now = observations[0], observations[-1]
-    lines = [first.text]
-    if turns:
-        start, limit = max(len(turns) - num_recent, 0), MAX_NAME if names_earlier else MAX_ACTION
-        lines = [first.task or (first.text.rpartition("\n\n")[2] if names_earlier else first.text)]
-        lines.append(f"Steps taken: {len(turns)}. The last {len(turns) - start}:")
-        if names_earlier:
-            lines[-1] = "Earlier: " + ("; ".join(_action(turn, limit) for turn in turns[:start]) or "nothing")
-        for number in range(start, len(turns)):
-            seen = "(shown at the start)" if number == 0 else observations[number].text
-            done = turns[number].text if history == "answer" else _action(turns[number], limit)
-            lines += [f"[{number}] {seen}", f"> {done}"]
-        lines.append(f"Now: {_text(now, detail)}")
-    elif detail == "full" and first.choices:
-        lines.append(_choices(first))
-    return renderer.prompt(_first_messages(task, detail, "\n".join(lines), now.images))
-
-
-def present_only(
-    renderer: Renderer, task: Task, observations: Sequence[Observation], turns: Sequence[Turn], *,
-    detail: Detail = "full",
-) -> list[int]:  # fmt: skip
-    """A new prompt per turn with the current observation alone: for environments that show their whole state."""
-    now = observations[-1]
-    return renderer.prompt(_first_messages(task, detail, _text(now, detail), now.images))
-
-
-LAYOUTS: dict[str, Callable[..., list[int]]] = {
-    "chat": growing_chat,
-    "turns": independent_turns,
-    "log": partial(independent_turns, names_earlier=True),
-    "now": present_only,
-}
 
 
 class ChatRenderer:
@@ -357,18 +294,7 @@ def refuse_images(images: Sequence[bytes]) -> None:
         )
 
 
-def without_thoughts(text: str, *, any_case: bool = False) -> str:
-    """The text without its closed <think> blocks, and without what a closing tag alone ends: the prompt opened it.
-
-    With `any_case`, tags in capitals count too and come out in lower case.
-    """
-    text = THINK_TAGS.sub(lambda tag: tag[0].lower(), text) if any_case else text
-    *closed, rest = text.split("</think>")
-    said = [part.partition("<think>")[0] if "<think>" in part else "" for part in closed]
-    return "".join([*said, rest])
-
-
-def _first_messages(task: Task, detail: Detail, content: str, images: tuple[bytes, ...]) -> list[Message]:
+def first_messages(task: Task, detail: Detail, content: str, images: tuple[bytes, ...]) -> list[Message]:
     """The task's instructions, in their role, and `content`."""
     message: Message = {"role": "user", "content": content}
     if images:
@@ -382,19 +308,20 @@ def _first_messages(task: Task, detail: Detail, content: str, images: tuple[byte
     return [message | {"content": f"{task.instructions}\n\n{content}"}]
 
 
-def _action(turn: Turn, limit: int) -> str:
-    """What the policy did, up to `limit` characters: as the environment says, or else its answer without thoughts,
-    also one that was cut off, and without tags."""
-    text = turn.text if turn.action is None else turn.action
-    done = without_thoughts(text, any_case=True).partition("<think>")[0]
-    return (_TAGS.sub("", done) if turn.action is None else done).strip()[:limit] or "(nothing)"
-
-
-def _text(observation: Observation, detail: Detail) -> str:
+def shown_text(observation: Observation, detail: Detail) -> str:
     if detail == "full" and observation.choices:
-        return f"{observation.text}\n{_choices(observation)}"
+        return f"{observation.text}\n{choices_line(observation)}"
     return observation.text
 
 
-def _choices(observation: Observation) -> str:
+def choices_line(observation: Observation) -> str:
     return "Possible actions: " + "; ".join(observation.choices)
+
+
+def __getattr__(name: str) -> Any:
+    """The other layouts, by the path that they had."""
+    if name in ("LAYOUTS", "independent_turns", "present_only"):
+        from spear_rl.rollout.rendering import layouts
+
+        return getattr(layouts, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
