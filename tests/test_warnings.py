@@ -25,7 +25,7 @@ from spear_rl.train.step import note_families, rollout_metrics
 from spear_rl.types import Completion, Group, Stop, Trajectory, Turn
 
 DOCS = Path(__file__).parents[1] / "docs"
-KINDS = {"tools", "entropy", "replay", "easy_wins", "flat_groups", "overlong", "invalid", "forgotten"}
+KINDS = {"tools", "entropy", "replay", "easy_wins", "flat_groups", "overlong", "invalid", "penalties", "forgotten"}
 Row = dict[str, Any]
 
 
@@ -281,6 +281,18 @@ BREAKING: dict[str, tuple[str, Callable[[int], Row], list[str], list[str]]] = {
         ["of the turns are invalid over 10 steps: raise algorithm.invalid_penalty (it is", "sft.episodes (it is"],
         [],
     ),
+    "penalties are all that lost groups compare": (
+        "penalties",
+        changed(rollout__success=lambda s: 0.25 * 0.9**s, rollout__flat_lost=0.6),
+        ["success fell from 0.2", "60% of the groups lost all", "algorithm.invalid_penalty=0 (it is 0.3)"],
+        ["algorithm.name=spear-gigpo", "algorithm.invalid_penalty=0.3"],
+    ),
+    "penalties are divided because the settings say so": (
+        "penalties",
+        changed(rollout__success=lambda s: 0.25 * 0.9**s, rollout__flat_lost=0.6),
+        ["or set algorithm.divide_by_std=false"],
+        ["algorithm.divide_by_std=true", "algorithm.invalid_penalty=0.3"],
+    ),
     "a family is forgotten": (
         "forgotten",
         FORGOTTEN,
@@ -338,6 +350,20 @@ def test_a_warning_names_settings_that_exist_and_recommends_a_value_that_changes
     assert set(named) <= known.keys()
     for key, value in re.findall(r"(?:set|or|and) ([a-z_]+\.[a-z_.]+)=(\[[^]]*\]|[^\s,;:)]+)", text):
         assert flat(config(*overrides, f"{key}={value}"))[key] != known[key]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["algorithm.invalid_penalty=0.3"],  # Dr.BoT does not divide
+        ["algorithm.name=gigpo", "algorithm.invalid_penalty=0"],
+        ["algorithm.name=gigpo", "algorithm.divide_by_std=false", "algorithm.invalid_penalty=0.3"],
+        ["algorithm.name=rloo", "algorithm.invalid_penalty=0.3"],
+    ],
+)
+def test_a_fall_that_penalties_cannot_cause_is_not_blamed_on_them(tmp_path: Path, overrides: list[str]) -> None:
+    fall = changed(rollout__success=lambda s: 0.25 * 0.9**s, rollout__flat_lost=0.6)
+    assert "penalties" not in {kind for _, kind, _ in watched(tmp_path, stream(fall), *overrides)}
 
 
 def test_replay_that_rests_for_no_known_reason_brings_no_false_one(tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ ENTROPY_SHARE, LEAST_ENTROPY = 0.25, 0.005
 EASY, EASY_GAP = 0.75, 0.1
 FLAT, MOSTLY_WON, LOST, INVALID, TRUNCATED = 0.5, 0.65, 0.1, 0.5, 0.5
 GROWN_TRUNCATED, GROWTH = 0.1, 3.0
+DIVIDING, UNLEARNED = {"grpo", "gigpo", "hgpo", "graphgpo", "g2po"}, 0.6
+"""Bases that divide by a group's std; of the success at the start, what is left when a run has unlearned."""
 HELD_BACK = 0.95
 FORGOTTEN, OTHERS_KEPT, LEAST_GROUPS = 0.5, 0.9, 20
 """A family is forgotten at half of its best success, while the others keep 0.9 of theirs; windows have 20 groups."""
@@ -75,7 +77,7 @@ class Rules:
     """The state of a run by its first and its latest steps, and the rules that it breaks."""
 
     def __init__(self, config: Config) -> None:
-        self._config, (self._wrappers, _) = config, split_name(config.algorithm.name)
+        self._config, (self._wrappers, self._base) = config, split_name(config.algorithm.name)
         self._first: list[Mapping[str, Any]] = []
         self._latest: deque[Mapping[str, Any]] = deque(maxlen=WINDOW)
         self._num_steps, self._had_stored = 0, False
@@ -85,7 +87,7 @@ class Rules:
         self._checks: dict[str, Callable[[], str]] = {
             "tools": self._tools, "entropy": self._entropy, "replay": self._replay, "easy_wins": self._easy_wins,
             "flat_groups": self._flat_groups, "overlong": self._overlong, "invalid": self._invalid,
-            "forgotten": self._forgotten,
+            "penalties": self._penalties, "forgotten": self._forgotten,
         }  # fmt: skip
 
     def broken(self, metrics: Mapping[str, Any]) -> dict[str, str]:
@@ -278,6 +280,17 @@ class Rules:
             f"raise algorithm.invalid_penalty (it is {penalty:g}) or sft.episodes (it is {self._config.sft.episodes})"
         )
         return f"{now:.0%} of the turns are invalid over {WINDOW} steps: {advice}; {reasons}"
+
+    def _penalties(self) -> str:
+        settings, then, now = self._config.algorithm, self._then("rollout/success"), self._now("rollout/success")
+        divides = self._base in DIVIDING and "dr-bot" not in self._wrappers
+        divides = divides if settings.divide_by_std is None else settings.divide_by_std
+        lost, penalty = self._now("rollout/flat_lost"), settings.invalid_penalty
+        if not (divides and penalty > 0 and lost >= FLAT and now <= UNLEARNED * then):
+            return ""
+        why = "their penalties for invalid turns are divided by their spread, and weigh as much as wins elsewhere"
+        advice = f"set algorithm.invalid_penalty=0 (it is {penalty:g}), or set algorithm.divide_by_std=false"
+        return f"success fell from {then:.2f} to {now:.2f}, {lost:.0%} of the groups lost all: {why}: {advice}"
 
     def _forgotten(self) -> str:
         """Compares success rates of groups: episodes of one group share a task, so they are not independent."""
