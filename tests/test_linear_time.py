@@ -39,8 +39,9 @@ from spear_rl.envs.webshop.session import parsed_action
 from spear_rl.errors import UserError
 from spear_rl.io.escaping import indented, markdown, one_line, visible
 from spear_rl.rollout.policies.endpoint import with_stop
-from spear_rl.rollout.rendering.conversation import tool_results
-from spear_rl.rollout.rendering.renderer import Encoder, MessageRenderer, _action, segments, without_thoughts
+from spear_rl.rollout.rendering.conversation import tool_results, without_thoughts
+from spear_rl.rollout.rendering.layouts import _action
+from spear_rl.rollout.rendering.renderer import Encoder, MessageRenderer, segments
 from spear_rl.rollout.rendering.tool_calls import calls_in, split_calls
 from spear_rl.sandbox.client.fusion import ESCAPES
 from spear_rl.types import Completion, Group, Stop, Trajectory, Turn

@@ -65,6 +65,7 @@ def test_arms_play_as_many_episodes_and_take_as_many_optimizer_steps_as_the_refe
             different = {key for key in settings if settings[key] != reference[key]}
             parts = ("algorithm.bonus.", "algorithm.imitation.", "algorithm.covariance.", "algorithm.entropy_floor")
             parts += ("rollout.return_", "rollout.restart_")  # other tasks, as many episodes
+            parts += ("rollout.layout",) if "transcript" in plan["arms"] else ()  # other prompts
             assert {key for key in different if not key.startswith(parts)} == ({control} if control else set()), arm
             assert different or arm == plan["reference"], f"{arm} is {plan['reference']} again"
 

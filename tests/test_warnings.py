@@ -593,7 +593,7 @@ def test_groups_that_all_won_are_no_fault_unless_others_all_lost(
 
 HEALTHY = {
     "lookup": [],
-    "quickstart": ["sft.episodes=2500", "run.steps=20", "eval.tasks=0"],
+    "quickstart": ["sft.episodes=4000", "run.steps=20", "eval.tasks=0"],
 }
 
 
