@@ -379,7 +379,7 @@ def trained(run: Path, source: str, *settings: str) -> list[dict]:
         ("lookup", ["sft.episodes=160", "rollout.workers=2", "rollout.layout=turns", "algorithm.name=spear-gigpo"]),
         pytest.param(
             "quickstart",
-            ["sft.episodes=1200", "optim.num_minibatches=1", "optim.decay=constant"],
+            ["sft.episodes=2400", "optim.num_minibatches=1", "optim.decay=constant"],
             marks=pytest.mark.slow,
         ),
     ],
