@@ -22,6 +22,7 @@ from references import episode, group, loss_inputs, random_tokens, turn
 from spear_rl import algorithms, functional, replay
 from spear_rl.algorithms import (
     ALGORITHMS,
+    OURS,
     Algorithm,
     ByEntropy,
     BySuccess,
@@ -292,17 +293,17 @@ def test_a_new_base_is_one_line_and_has_every_wrapper():
 
 
 def test_names_are_wrappers_in_their_order():
-    assert ALGORITHMS["spear-dr-bot-gigpo"]() == spear(dr_bot(gigpo()))
+    assert ALGORITHMS["spear-dr-bot-gigpo"]() == spear(dr_bot(gigpo()), **OURS)
     assert ALGORITHMS["dr-grpo"]() == dr_grpo()
-    assert named("spear-outside_package.algorithms:record") == spear(outside.record())
-    assert named("spear-dr-bot-outside_package.algorithms:record") == spear(dr_bot(outside.record()))
+    assert named("spear-outside_package.algorithms:record") == spear(outside.record(), **OURS)
+    assert named("spear-dr-bot-outside_package.algorithms:record") == spear(dr_bot(outside.record()), **OURS)
 
 
 def test_a_factorys_keywords_are_its_settings():
     made = ALGORITHMS["spear-dr-bot-grpo"](
         settings={"clip_high": 0.3}, dr_bot_options={"keep_groups": 0.5}, spear_options={"max_age": 9}
     )
-    assert made == spear(with_settings(dr_bot(grpo(), keep_groups=0.5), clip_high=0.3), max_age=9)
+    assert made == spear(with_settings(dr_bot(grpo(), keep_groups=0.5), clip_high=0.3), **OURS | {"max_age": 9})
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if "ppo" not in name])
@@ -352,11 +353,11 @@ def test_an_algorithm_from_outside_keeps_its_own_values_until_a_setting_changes_
 
 
 def test_wrappers_by_name_wrap_what_is_from_outside_like_ours():
-    assert own("spear-record") == spear(outside.record())
+    assert own("spear-record") == spear(outside.record(), **OURS)
     assert own("dr-bot-record") == dr_bot(outside.record())
-    assert own("spear-dr-bot-record") == spear(dr_bot(outside.record()))
-    assert own("spear-half_plain") == spear(outside.half_plain())
-    assert own("spear-plain", "algorithm.covariance.replay=none") == spear(outside.plain(), covariance=None)
+    assert own("spear-dr-bot-record") == spear(dr_bot(outside.record()), **OURS)
+    assert own("spear-half_plain") == spear(outside.half_plain(), **OURS)
+    assert own("spear-plain", "algorithm.covariance.replay=none") == spear(outside.plain(), covariance=None, **OURS)
 
 
 @pytest.mark.parametrize(

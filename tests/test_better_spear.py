@@ -21,6 +21,9 @@ import references
 from conftest import RecordingEngine
 from references import group, turn
 from spear_rl.algorithms import (
+    ALGORITHMS,
+    BASES,
+    OURS,
     ByEntropy,
     BySuccess,
     ClippedSurrogate,
@@ -375,9 +378,10 @@ def test_bonus_and_imitation_follow_the_running_success(successes, fade, rise):
 
 
 @quick
-@given(st.lists(st.one_of(st.none(), st.floats(0, 3)), min_size=1, max_size=12), st.floats(0.05, 1))
-def test_imitation_weakens_while_the_entropy_is_below_a_share_of_the_first(entropies, share):
+@given(st.floats(0, 3), st.lists(st.one_of(st.none(), st.floats(0, 3)), max_size=12), st.floats(0.05, 1))
+def test_imitation_weakens_while_the_entropy_is_below_a_share_of_the_first(first, later, share):
     algorithm = spear(grpo(), imitation=ByEntropy(2.0, share))
+    entropies = [first, *later]
     steps = [[group(1.0, 0.0)]] * len(entropies)
     _, _, metrics = lived(algorithm, steps, Teller(entropies))
     for n, found in enumerate(metrics):
@@ -388,8 +392,41 @@ def test_imitation_weakens_while_the_entropy_is_below_a_share_of_the_first(entro
 
 
 @quick
-@given(st.lists(st.one_of(st.none(), st.floats(0, 2)), min_size=1, max_size=30), st.sampled_from([0.0, 0.5, 1.0]))
-def test_a_floor_adds_an_entropy_bonus_that_grows_with_what_is_lacking_and_ends_at_it(entropies, floor):
+@given(st.lists(st.lists(st.floats(-3, 0), min_size=1, max_size=4), min_size=1, max_size=8), st.booleans(), seeds)
+def test_where_updates_report_no_entropy_it_is_that_of_the_tokens_that_the_policy_wrote(steps, exact, seed):
+    """Theirs where the generator says it, else their mean -log p: a run inside verl has no other."""
+    rng = random.Random(seed)
+    known = [[rng.uniform(0, 2) for _ in logprobs] for logprobs in steps]
+
+    def played(logprobs, nats):
+        told = Completion([1] * len(logprobs), logprobs, entropies=nats if exact else None)
+        episodes = [Trajectory([Turn([0], told, reward=r)], Stop.DONE, success=r > 0) for r in (0.0, 1.0)]
+        return [Group("a", episodes)]
+
+    algorithm = spear(grpo(), imitation=ByEntropy(2.0, 0.8))
+    expected = [fmean(nats) if exact else -fmean(logprobs) for logprobs, nats in zip(steps, known, strict=True)]
+    metrics = lived(algorithm, list(map(played, steps, known)), Teller())[2]
+    assert [found["rollout/entropy"] for found in metrics] == pytest.approx(expected)
+    for n, found in enumerate(metrics):
+        full = 0.8 * fmean(expected[:n][:5]) if n else 0.0
+        now = max(expected[n - 1], 0.0)
+        assert found["replay/weight"] == pytest.approx(2.0 * min(1.0, now / full) if full > 0 else 2.0)
+
+
+def test_a_run_keeps_to_the_entropy_that_its_first_step_had(tmp_path):
+    """The two are not the same number, so that one must not be compared with the other; a resume keeps it too."""
+    for names, kept in ((["policy", "rollout"], "policy"), (["rollout"], "rollout")):
+        running = Running()
+        for metrics in ({f"{name}/entropy": 1.0 for name in names}, {"policy/entropy": 7.0, "rollout/entropy": 3.0}):
+            running.observe({"rollout/success": 0.0} | metrics, floor=0.0)
+        assert running.entropy_name == f"{kept}/entropy"
+        assert running.first_entropies == [1.0, 7.0 if kept == "policy" else 3.0]
+
+
+@quick
+@given(st.floats(0, 2), st.lists(st.one_of(st.none(), st.floats(0, 2)), max_size=30), st.sampled_from([0.0, 0.5, 1.0]))
+def test_a_floor_adds_an_entropy_bonus_that_grows_with_what_is_lacking_and_ends_at_it(first, later, floor):
+    entropies = [first, *later]
     base = replace(grpo(), loss=ClippedSurrogate(entropy_bonus=0.01), entropy_floor=floor)
     engine, _, metrics = lived(base, [[group(1.0, 0.0)]] * len(entropies), Teller(entropies))
     weight = 0.0
@@ -496,8 +533,11 @@ ON = [
 ]  # fmt: skip
 
 
-def test_every_switch_is_off_by_default_and_reaches_the_algorithm():
-    off, on = algorithm_of(load(None)), algorithm_of(load(None, ON))
+PAPER = "algorithm.imitation.profile=paper"
+
+
+def test_every_switch_is_off_in_the_papers_profile_and_reaches_the_algorithm():
+    off, on = algorithm_of(load(None, [PAPER])), algorithm_of(load(None, [PAPER, *ON]))
     assert (off.imitation.baseline, off.imitation.priority, off.entropy_floor) == ("percentile", (), 0.0)
     assert off.imitation.loss.max_second_moment == 0
     assert (on.imitation.baseline, on.imitation.priority) == (
@@ -521,7 +561,6 @@ def test_every_switch_is_off_by_default_and_reaches_the_algorithm():
     ("given", "said"),
     [
         (['algorithm.imitation.priority=["fresh"]', "algorithm.imitation.draw=when_full"], "draw=every_step"),
-        (["algorithm.imitation.baseline=siblings", "algorithm.imitation.reweight=0.5"], "leave out"),
         (['algorithm.imitation.priority=["newest"]'], "unknown priority 'newest'"),
         (["algorithm.imitation.max_second_moment=0.5"], "1 or more, or 0 for no bound"),
         (["algorithm.bonus.target=0"], "above 0"),
@@ -550,15 +589,15 @@ def test_a_loss_that_cannot_be_bounded_or_rewarded_is_refused():
         spear(grpo(), imitation=1.0, priority=["newest"])
 
 
-@pytest.mark.parametrize("setting", ["entropy_floor=1", "imitation.schedule=entropy"])
-def test_verl_says_in_one_sentence_what_it_cannot_do(setting):
-    with pytest.raises(ConfigError, match=f"^algorithm.{setting.partition('=')[0]}"):
-        require_expressible(algorithm_of(load(None, [f"algorithm.{setting}"])))
+def test_verl_says_in_one_sentence_what_it_cannot_do():
+    with pytest.raises(ConfigError, match=r"^algorithm[.]entropy_floor"):
+        require_expressible(algorithm_of(load(None, ["algorithm.entropy_floor=1"])))
 
 
 def test_verl_takes_the_switches_that_live_in_the_core():
-    own = [setting for setting in ON if "entropy" not in setting]
-    require_expressible(algorithm_of(load(None, [*own, "algorithm.imitation.schedule=success"])))
+    own = [setting for setting in ON if "entropy_floor" not in setting]
+    for schedule in ("steps", "success", "fading", "entropy"):
+        require_expressible(algorithm_of(load(None, [*own, f"algorithm.imitation.schedule={schedule}"])))
 
 
 # -- profiles -----------------------------------------------------------------------------------------------------
@@ -580,22 +619,34 @@ def test_without_a_word_the_profile_is_spear_and_its_table_is_under_the_defaults
 
 
 def test_the_papers_profile_has_every_switch_as_published():
-    config = load(None, ["algorithm.imitation.profile=paper"])
+    config = load(None, [PAPER])
     own = config.algorithm.imitation
     assert (own.admit_by_score, own.skip_invalid, own.scale_by_rows) == (True, False, False)
     assert (own.baseline, own.priority, own.schedule, own.max_second_moment) == ("percentile", [], "steps", 0)
-    assert (config.algorithm.bonus.mode, config.algorithm.entropy_floor) == ("cosine", 0)
+    bonus = config.algorithm.bonus
+    assert (bonus.mode, bonus.count, config.algorithm.entropy_floor) == ("cosine", "turns", 0)
 
 
-def test_the_strong_profile_is_what_the_declared_plan_measured():
+@pytest.mark.parametrize("base", BASES)
+def test_the_papers_profile_is_spear_by_its_own_keywords(base):
+    """`spear(base)` is the paper's method; what a name adds to it is OURS, and nothing else."""
+    own = [f"algorithm.name=spear-{base}", "run.steps=200", "algorithm.max_length=1024"]  # as ALGORITHMS has them
+    published = {"skip_invalid": False, "scale_by_rows": False, "admit_by_score": True}
+    assert algorithm_of(load(None, [PAPER, *own])) == spear(ALGORITHMS[base](), **published)
+    assert algorithm_of(load(None, own)) == spear(ALGORITHMS[base](), **OURS)
+
+
+@pytest.mark.parametrize("base", ["grpo", "gigpo", "dr-bot-grpo", "dr-bot-gigpo"])
+def test_a_name_is_what_the_declared_plan_measured_as_ours(base):
+    """But for the bonus, which the plan switches off, and the step part, which a plan of its own measured."""
     plan, measured = tomllib.loads((EXPERIMENTS / "cpu_tasks.toml").read_text()), Config()
-    update(measured, plan["settings"])
-    update(measured, plan["arms"]["ours"])
-    measured = resolved(measured).algorithm
-    strong = load(None, ["algorithm.imitation.profile=strong"]).algorithm
-    other = {"profile": "strong", "history": strong.imitation.history, "warm_steps": strong.imitation.warm_steps}
-    assert replace(measured.imitation, **other) == strong.imitation
-    assert strong.bonus.mode == measured.bonus.mode == "none"
+    for part in (plan["settings"], plan["arms"]["ours"], {"algorithm": {"name": f"spear-{base}"}}):
+        update(measured, part)
+    found = algorithm_of(resolved(measured))
+    own = algorithm_of(load(None, [f"algorithm.name=spear-{base}"]))
+    not_asked = {"history": own.imitation.history, "step_parts": own.imitation.step_parts}
+    assert replace(found, bonus=own.bonus, imitation=replace(found.imitation, **not_asked)) == own
+    assert (own.imitation.step_parts is not None) == ("gigpo" in base)
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -657,4 +708,4 @@ def test_a_run_with_every_switch_resumes_bit_for_bit(tmp_path):
     assert any(row["replay/fired"] for row in rows)
     assert any(row.get("replay/held_back") for row in rows)
     assert any(row["policy/entropy_weight"] for row in rows)
-    assert any(0 < row["replay/weight"] < 1 for row in rows)
+    assert any(0 < row["replay/weight"] < 2 for row in rows)

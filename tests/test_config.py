@@ -71,6 +71,7 @@ def test_every_switch_reaches_the_algorithm():
         name=spear-dr-bot-gigpo clip_low=0.11 clip_high=0.33 dual_clip=5 entropy_bonus=0.01 kl=0.02 max_length=77
         divide_by_std=true discount=0.5 step_weight=0.7 invalid_penalty=0.3 format_bonus=0.4 keep_groups=0.5
         bonus.mode=constant bonus.count=distinct imitation.weight=0.6 imitation.warm_steps=10 imitation.fraction=0.9
+        imitation.schedule=steps imitation.baseline=percentile
         imitation.capacity=12 imitation.max_age=3 imitation.history=44 imitation.percentile=25 imitation.per_family=true
         imitation.draw=when_full imitation.gate=new imitation.update=separate imitation.reweight=0.2
         imitation.require_tool=true imitation.age_decay=0.8 imitation.keep_step_part=true covariance.fraction=0.05

@@ -20,7 +20,7 @@ from trl.chat_template_utils import qwen3_chat_template
 from trl.trainer import grpo_trainer
 
 import spear_rl.integrations.trl
-from spear_rl.algorithms import ALGORITHMS, ByEntropy, BySuccess, CovarianceClip, TokenMean
+from spear_rl.algorithms import ALGORITHMS, ByEntropy, BySuccess, CovarianceClip, TokenMean, spear
 from spear_rl.algorithms import tool_bonus as core_tool_bonus
 from spear_rl.engines.models.tiny import tiny_model, tiny_tokenizer
 from spear_rl.errors import ConfigError, MissingExtraError
@@ -258,10 +258,10 @@ def test_dr_bot_settings_are_accepted_and_switch_off_cleanly(trainer):
 
 @pytest.mark.parametrize("name", ["grpo", "dr-grpo", "dr-bot-grpo"])
 def test_a_name_is_the_same_algorithm_as_everywhere(trainer, name):
-    """TRL plays, so filters are not ours there; the bonus is a reward function."""
+    """TRL plays, so filters are not ours there; the bonus is a reward function. Replay is as in the paper."""
     run = trainer(**settings_of(name), max_completion_length=1024)
-    assert run.spear == replace(ALGORITHMS[f"spear-{name}"](), bonus=None, filters=())
-    assert tool_bonus().weight == ALGORITHMS[f"spear-{name}"]().bonus.weight
+    assert run.spear == replace(spear(ALGORITHMS[name]()), bonus=None, filters=())
+    assert tool_bonus().weight == spear(ALGORITHMS[name]()).bonus.weight
 
 
 def test_grpo_config_as_it_comes_is_grpo_with_trls_token_mean_and_its_own_mean_is_one_setting(trainer):

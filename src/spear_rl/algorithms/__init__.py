@@ -12,7 +12,14 @@ from spear_rl.algorithms.filters import FlatGroups, Overlong, Repetitive, Unread
 from spear_rl.algorithms.gigpo import Anchor, GiGPO, anchor_of, gigpo
 from spear_rl.algorithms.grpo import dr_grpo, grpo, rloo
 from spear_rl.algorithms.ppo import GAE, ppo
-from spear_rl.algorithms.spear import distinct_tool_bonus, spear, tool_bonus, with_covariance_clip
+from spear_rl.algorithms.spear import (
+    OURS,
+    answered_tool_bonus,
+    distinct_tool_bonus,
+    spear,
+    tool_bonus,
+    with_covariance_clip,
+)
 from spear_rl.algorithms.step_credit import G2PO, HGPO, GraphGPO, g2po, graphgpo, hgpo
 from spear_rl.algorithms.wrapping import SettingError, field_names, with_settings
 from spear_rl.errors import ConfigError, UserError
@@ -37,7 +44,8 @@ def named(
     Args:
         settings: fields of the base and of its advantages and loss, set after Dr.BoT has set its own.
         anchor: the field of that name of the advantages, where they compare states; others do not look at it.
-        dr_bot_options, spear_options: keywords of the wrappers; not looked at where the name has no such wrapper.
+        dr_bot_options, spear_options: keywords of the wrappers; not looked at where the name has no such wrapper. What
+            is not among `spear_options` is as in `OURS`.
     """
     wrappers, base = split_name(name)
     algorithm = _base(base)
@@ -46,7 +54,7 @@ def named(
     if anchor and "anchor" in field_names(algorithm.advantages):
         settings = {**settings, "anchor": anchor}
     algorithm = with_settings(algorithm, **settings)
-    return spear(algorithm, **spear_options) if "spear" in wrappers else algorithm
+    return spear(algorithm, **dict(OURS) | dict(spear_options)) if "spear" in wrappers else algorithm
 
 
 def _base(name: str) -> Algorithm:
@@ -72,9 +80,10 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {name: partial(named, name) fo
 BASES = {name: make for name, make in ALGORITHMS.items() if not name.startswith("spear-")}
 
 __all__ = [
-    "ALGORITHMS", "BASES", "G2PO", "GAE", "HGPO", "Algorithm", "Bonus", "ByEntropy", "BySuccess", "ClippedSurrogate",
-    "CovarianceClip", "Critic", "Estimate", "FixedLength", "FlatGroups", "GiGPO", "GraphGPO", "GroupRelative",
-    "Overlong", "Repetitive", "SelfImitation", "SequenceMean", "SettingError", "TokenMean", "ToolBonus", "Unreadable",
-    "Void", "anchor_of", "distinct_tool_bonus", "dr_bot", "dr_grpo", "g2po", "gigpo", "graphgpo", "grpo", "hgpo",
-    "named", "ppo", "rloo", "spear", "tool_bonus", "with_covariance_clip", "with_settings",
+    "ALGORITHMS", "BASES", "G2PO", "GAE", "HGPO", "OURS", "Algorithm", "Bonus", "ByEntropy", "BySuccess",
+    "ClippedSurrogate", "CovarianceClip", "Critic", "Estimate", "FixedLength", "FlatGroups", "GiGPO", "GraphGPO",
+    "GroupRelative", "Overlong", "Repetitive", "SelfImitation", "SequenceMean", "SettingError", "TokenMean",
+    "ToolBonus", "Unreadable", "Void", "anchor_of", "answered_tool_bonus", "distinct_tool_bonus", "dr_bot",
+    "dr_grpo", "g2po", "gigpo", "graphgpo", "grpo", "hgpo", "named", "ppo", "rloo", "spear", "tool_bonus",
+    "with_covariance_clip", "with_settings",
 ]  # fmt: skip

@@ -20,7 +20,7 @@ from spear_rl.replay import buffer
 from spear_rl.replay.buffer import Outcome, Outcomes, Remembered, Replay, ReplayBuffer, RewardHistory, Running, Stored
 from spear_rl.replay.plain import as_dict, from_dict
 from spear_rl.settings.ranges import NonNegative, Range, Share, check_fields
-from spear_rl.types import Group, Metrics, Trajectory
+from spear_rl.types import Group, Metrics, Stop, Trajectory
 
 METRICS = {
     "rollout/bonus_weight": "mu(t), the weight of the tool bonus in this step.",
@@ -389,11 +389,21 @@ class ToolBonus:
     most: float = 1.0
     distinct: bool = False
     """Pay once per distinct tool call. Not in the paper."""
+    answered: bool = False
+    """Pay only episodes that end with an answer instead of a tool call. Where every action is a tool call, as in games,
+    none is paid: a bonus would only reward long episodes. Not in the paper."""
 
     def __call__(self, trajectory: Trajectory) -> float:
+        if self.answered and not _ends_with_answer(trajectory):
+            return 0.0
         calls = [turn.text for turn in trajectory.turns if turn.used_tool]
         return self.paid(len(set(calls) if self.distinct else calls))
 
     def paid(self, count: int) -> float:
         """The bonus for `count` tool turns."""
         return min(self.per_turn * count, self.most)
+
+
+def _ends_with_answer(trajectory: Trajectory) -> bool:
+    last = trajectory.turns[-1] if trajectory.turns else None
+    return bool(last and trajectory.stop is Stop.DONE and not last.used_tool and not last.invalid)

@@ -1,7 +1,8 @@
 """SPEAR: any base algorithm plus a fading tool bonus and growing self-imitation."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, cast
 
 import torch
@@ -14,7 +15,7 @@ from spear_rl.replay.schedules import ByEntropy, BySuccess
 from spear_rl.settings.ranges import NonNegative, check_option, shown
 from spear_rl.types import Trajectory
 
-tool_bonus, distinct_tool_bonus = ToolBonus(), ToolBonus(distinct=True)
+tool_bonus, distinct_tool_bonus, answered_tool_bonus = ToolBonus(), ToolBonus(distinct=True), ToolBonus(answered=True)
 
 
 def with_covariance_clip(base: Algorithm, clip: CovarianceClip, *, seed: int = 0) -> Algorithm:
@@ -25,6 +26,17 @@ def with_covariance_clip(base: Algorithm, clip: CovarianceClip, *, seed: int = 0
 PAPER_BONUS = cosine(1.0, 0.0, 200)
 PAPER_IMITATION = cosine(0.0, 1.0, 100)
 DEFAULT_CLIP = CovarianceClip()
+OURS: Mapping[str, Any] = MappingProxyType(
+    {
+        "bonus_of": answered_tool_bonus,
+        "imitation": ByEntropy(2.0, 0.8),
+        "fraction": 1.0,
+        "max_age": 10,
+        "baseline": "siblings",
+        "keep_step_part": "auto",
+    }
+)
+"""Keywords of `spear` that make it ours, by what won in declared comparisons (docs/results.md)."""
 
 
 def spear(
@@ -44,7 +56,7 @@ def spear(
     baseline: Literal["percentile", "siblings"] = "percentile",
     reweight: float | None = None,
     unit: Literal["episodes", "turns"] = "episodes",
-    keep_step_part: bool = False,
+    keep_step_part: bool | Literal["auto"] = False,
     baseline_per_family: bool = False,
     admit_by_score: bool = False,
     divide_by_std: bool | None = None,
@@ -52,6 +64,8 @@ def spear(
     **options: Any,
 ) -> Algorithm:
     """Wrap `base`; its advantages, any function, and its on-policy loss stay as they are.
+
+    The keywords' defaults are the paper's method; `spear(base, **OURS)` is what `spear-` means in a name.
 
     Args:
         bonus, imitation: mu(t) and gamma(t), each a number, a schedule, or None for off. Both off is `base` itself.
@@ -67,7 +81,8 @@ def spear(
         divide_by_std: divide A' by a typical std of recent groups; None does as the base's advantages do.
         priority: words of `replay.buffer.PRIORITIES`, whose product weighs the episodes of a draw; none is uniform.
         baseline, reweight: what A' is, see `SelfImitation`.
-        keep_step_part: replay the step advantage of GiGPO and the like too, not the episode part only.
+        keep_step_part: replay the step advantage of GiGPO and the like too, not the episode part only; auto does where
+            the base has one.
         options: any other field of `SelfImitation`: fraction, gate, percentile, require_tool, ...
     """
     if bonus is not None:
@@ -83,8 +98,6 @@ def spear(
         raise SettingError("priority", "when_full draws at random")
     if unknown := [word for word in words if word not in PRIORITIES]:
         raise SettingError("priority", f"there is no {unknown[0]!r}: it is some of {', '.join(PRIORITIES)}")
-    if baseline == "siblings" and reweight is not None:
-        raise SettingError("baseline", "reweight takes the place of a baseline")
     if replay_loss and max_second_moment:
         raise SettingError("max_second_moment", "a replay_loss is taken as it is: give it the bound")
     if base.critic and options.get("join_lost"):
@@ -108,7 +121,7 @@ def spear(
             unit=unit,
             divide_by_std=own_std if divide_by_std is None else divide_by_std,
             admission=None if admit_by_score else _episode_part(base),
-            step_parts=_step_parts(base) if keep_step_part else None,
+            step_parts=_step_parts(base, keep_step_part),
             families={} if baseline_per_family else None,
             generator=torch.Generator().manual_seed(seed),
             **options,
@@ -159,8 +172,10 @@ def _episode_part(base: Algorithm) -> AdvantageFn:
     return cast(AdvantageFn, replace(advantages, **own))
 
 
-def _step_parts(base: Algorithm) -> AdvantageFn:
+def _step_parts(base: Algorithm, keep: bool | Literal["auto"]) -> AdvantageFn | None:
     advantages: Any = base.advantages
-    if "episode_weight" in field_names(advantages):
+    if keep and "episode_weight" in field_names(advantages):
         return cast(AdvantageFn, replace(advantages, episode_weight=0.0))
+    if not keep or keep == "auto":
+        return None
     raise SettingError("keep_step_part", "it needs a base with step advantages, e.g. gigpo, or dr_bot over gigpo")

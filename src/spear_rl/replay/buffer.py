@@ -364,6 +364,9 @@ class Running:
 
     success: float = 0.0
     """Running mean of the success of training episodes: the first step's, then a fifth of each new one; 0 before."""
+    entropy_name: str = ""
+    """The metric that is this run's entropy: policy/entropy where the first step's updates report it, else
+    rollout/entropy, which a run has with any engine."""
     entropy: float | None = None
     """Of the policy in the latest step that measured it."""
     first_entropies: list[float] = field(default_factory=list)
@@ -374,13 +377,15 @@ class Running:
 
     def observe(self, metrics: Metrics, *, floor: float | Literal["auto"]) -> None:
         """Take in the metrics of a step; `floor` is the entropy to hold up, 0 for none."""
-        success, self.entropy = metrics["rollout/success"], metrics.get("policy/entropy", self.entropy)
+        names = (self.entropy_name,) if self.entropy_name else ("policy/entropy", "rollout/entropy")
+        self.entropy_name = next((name for name in names if name in metrics), self.entropy_name)
+        success, self.entropy = metrics["rollout/success"], metrics.get(self.entropy_name, self.entropy)
         self.success += (success - self.success) * (RATE if self.steps else 1.0)
         self.steps += 1
-        if "policy/entropy" in metrics and len(self.first_entropies) < FIRST_STEPS:
-            self.first_entropies.append(metrics["policy/entropy"])
-        if "policy/entropy" in metrics and floor:
-            self._hold(metrics["policy/entropy"], floor, scale=metrics.get("policy/advantage", 1.0))
+        if self.entropy_name in metrics and len(self.first_entropies) < FIRST_STEPS:
+            self.first_entropies.append(metrics[self.entropy_name])
+        if self.entropy_name in metrics and floor:
+            self._hold(metrics[self.entropy_name], floor, scale=metrics.get("policy/advantage", 1.0))
 
     def _hold(self, entropy: float, floor: float | Literal["auto"], *, scale: float) -> None:
         """Set the weight of the entropy bonus, 0 from the floor on; `scale` is the step's mean absolute advantage."""

@@ -38,6 +38,7 @@ METRICS = {
     "rollout/flat_won": "Share of groups that are flat because every episode solved the task.",
     "rollout/flat_lost": "Share of groups that are flat because no episode solved the task.",
     "rollout/tokens": "Tokens that the policy wrote in this step.",
+    "rollout/entropy": "Mean entropy of these tokens, in nats; of a generator that gives none, their mean -log p.",
     "rollout/episodes": "Episodes of this step that count in the means.",
     "rollout/failed_episodes": "Episodes lost to infrastructure failures; they are in no mean and do not train.",
     "rollout/sampler_gap": "Mean absolute log of the importance weights of another sampler (engine.importance_cap).",
@@ -306,6 +307,7 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
     written = [turn for t in episodes(groups) for turn in t.turns[t.num_given :]]
     stops, flat = Counter(t.stop for t in played), [group.success for group in groups if group.is_flat]
     weights = [weight for turn in turns for weight in turn.completion.weights or ()]
+    nats = [x for turn in written for x in turn.completion.entropies or [-p for p in turn.completion.logprobs]]
     gap = {"rollout/sampler_gap": fmean(abs(math.log(w)) for w in weights if w > 0)} if any(weights) else {}
     return {
         **gap,
@@ -319,6 +321,7 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
         "rollout/flat_groups": len(flat) / len(groups),
         **{f"rollout/flat_{end}": flat.count(rate) / len(groups) for end, rate in (("won", 1.0), ("lost", 0.0))},
         "rollout/tokens": float(sum(len(turn.completion.token_ids) for turn in written)),
+        **({"rollout/entropy": fmean(nats)} if nats else {}),
         "rollout/episodes": float(len(played)),
         "rollout/failed_episodes": float(sum(group.num_failed for group in groups)),
         **{f"rollout/stop_{stop}": stops[stop] / len(played) for stop in stops},

@@ -16,6 +16,7 @@ from spear_rl.algorithms import (
     BySuccess,
     CovarianceClip,
     SettingError,
+    answered_tool_bonus,
     distinct_tool_bonus,
     named,
     tool_bonus,
@@ -64,6 +65,8 @@ SAME = [
     *("baseline", "priority", "max_second_moment", "join_lost"),
 ]
 """Settings of self-imitation that are keywords of `spear` under the same names."""
+BONUSES = {"turns": tool_bonus, "distinct": distinct_tool_bonus, "answered": answered_tool_bonus}
+"""`algorithm.bonus.count` -> what is paid."""
 
 
 def algorithm_of(config: Config) -> Algorithm:
@@ -139,7 +142,7 @@ def _spear_options(config: Config, clip: CovarianceClip) -> dict[str, Any]:
     }
     return {
         "bonus": weights[bonus.mode],
-        "bonus_of": tool_bonus if bonus.count == "turns" else distinct_tool_bonus,
+        "bonus_of": BONUSES[bonus.count],
         "imitation": growing[imitation.schedule] if imitation.enabled else None,
         "history_size": imitation.history,
         "covariance": clip,

@@ -21,10 +21,11 @@ class BonusConfig:
     """T_decay of the cosine; 0 is run.steps."""
     target: Annotated[float, Range(0, 1, "(]")] = 0.5
     """mode=success: the success rate at which the bonus ends."""
-    count: Literal["turns", "distinct"] = "turns"
+    count: Literal["turns", "distinct", "answered"] = "answered"
     """What is paid.
     turns: every turn that used a tool (the paper)
-    distinct: every different call"""
+    distinct: every different call
+    answered: every turn that used a tool, in episodes that end with an answer; nothing where every action is a tool"""
 
 
 @dataclass
@@ -33,18 +34,17 @@ class ImitationConfig:
 
     enabled: bool = True
     """Off gives the base algorithm's updates bit for bit."""
-    profile: Literal["paper", "spear", "strong"] = "spear"
+    profile: Literal["paper", "spear"] = "spear"
     """Values of what is set nowhere: of this section, algorithm.bonus and algorithm.entropy_floor.
     paper: as published, with every switch beyond the paper off
-    spear: ours; docs/better_spear.md says what it sets
-    strong: no bonus, one replayed episode per played one, less as the entropy falls; for small models from scratch"""
+    spear: ours, the defaults"""
     from_: Annotated[str, FilePath(may_be_empty=True)] = ""
     """A .jsonl file, as sft.from, whose won episodes are in the buffer from the start; they age from step 0."""
-    weight: Annotated[float, Weight] = 1.0
-    """c, what gamma(t) grows to."""
+    weight: Annotated[float, Weight] = 2.0
+    """c, what gamma(t) grows to, or begins with; 1 in the paper."""
     warm_steps: Annotated[int, Steps] = 0
     """T_warm of gamma(t); 0 is half of run.steps."""
-    schedule: Literal["steps", "success", "fading", "entropy"] = "steps"
+    schedule: Literal["steps", "success", "fading", "entropy"] = "entropy"
     """What gamma(t) follows.
     steps: half a cosine from 0 to weight over warm_steps (the paper)
     success: weight * s / target, not above weight, with s the running success rate of training episodes
@@ -52,9 +52,9 @@ class ImitationConfig:
     entropy: weight, less in proportion while the policy's entropy is below entropy_share of its first five steps'"""
     target: Annotated[float, Range(0, 1, "(]")] = 0.5
     """schedule=success or fading: the success rate at which gamma has its full weight, or ends."""
-    entropy_share: Annotated[float, Range(0, 1, "(]")] = 0.5
+    entropy_share: Annotated[float, Range(0, 1, "(]")] = 0.8
     """schedule=entropy: the share of the first entropy below which gamma falls."""
-    fraction: Annotated[float, Range(0, 100)] = 0.25
+    fraction: Annotated[float, Range(0, 100)] = 1.0
     """Replayed episodes per step, as a fraction of those played."""
     capacity: Annotated[int, Range(1, 1_000_000)] = 2048
     """What the buffer holds; with when_full, what is drawn at once."""
@@ -62,11 +62,11 @@ class ImitationConfig:
     """What capacity counts.
     episodes: whole episodes
     turns: turns that train again (the authors' code on ALFWorld and WebShop)"""
-    max_age: Annotated[int, Range(1, 10_000_000, unit="steps")] = 5
+    max_age: Annotated[int, Range(1, 10_000_000, unit="steps")] = 10
     """Steps after which an episode is forgotten."""
     history: Annotated[int, Range(1, 10_000_000)] = 1024
     """Group means in the baseline's window."""
-    baseline: Literal["percentile", "siblings"] = "percentile"
+    baseline: Literal["percentile", "siblings"] = "siblings"
     """b, what A' = R - b compares a remembered episode with.
     percentile: the percentile below of recent group means (the paper)
     siblings: its group's mean when played or, if higher, its family's of the last max_age steps (see per_family)"""
@@ -113,8 +113,8 @@ class ImitationConfig:
     """Remember only episodes that used a tool."""
     age_decay: Annotated[float, Share] = 1.0
     """Multiplies A' for every step of age."""
-    keep_step_part: bool = False
-    """GiGPO and the like: replay the step advantage too."""
+    keep_step_part: bool | Literal["auto"] = "auto"
+    """GiGPO and the like: replay the step advantage too; auto is on where the base has one, false is the paper."""
     join_lost: bool = False
     """A stored win of its task joins a group that lost, and trains there; no use unless rollout.return_share is on."""
 

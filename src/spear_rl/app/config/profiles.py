@@ -1,40 +1,33 @@
-"""Profiles: named values of the switches that go beyond the paper. They lie under what a preset or a user sets."""
+"""Profiles: named values of what SPEAR changed since the paper. They lie under what a preset or a user sets."""
 
 from typing import Any
 
 PROFILES: dict[str, dict[str, Any]] = {
     "paper": {
         "entropy_floor": 0.0,
-        "bonus": {"mode": "cosine"},
+        "bonus": {"mode": "cosine", "count": "turns"},
         "imitation": {
-            "baseline": "percentile",
-            "priority": [],
+            "weight": 1.0,
             "schedule": "steps",
-            "max_second_moment": 0.0,
+            "fraction": 0.25,
+            "max_age": 5,
+            "baseline": "percentile",
+            "percentile": 50.0,
             "per_family": False,
+            "priority": [],
+            "gate": "both",
+            "update": "joint",
             "admit_by_score": True,
             "skip_invalid": False,
             "scale_by_rows": False,
+            "max_second_moment": 0.0,
+            "keep_step_part": False,
         },
     },
     "spear": {},
-    "strong": {
-        "bonus": {"mode": "none"},
-        "imitation": {
-            "weight": 2.0,
-            "schedule": "entropy",
-            "entropy_share": 0.8,
-            "fraction": 1.0,
-            "max_age": 10,
-            "baseline": "siblings",
-            "update": "joint",
-            "admit_by_score": False,
-            "skip_invalid": True,
-            "scale_by_rows": True,
-        },
-    },
 }
-"""Profile -> values of settings under `algorithm`; a preset, a file or the command line overrides them.
+"""Profile -> values of settings under `algorithm`; a preset, a file or the command line overrides them. `spear` is the
+defaults.
 
 None that may be unset: a file cannot say so, and a stored configuration would take the profile's value.
 """

@@ -10,7 +10,7 @@ from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
-from spear_rl.algorithms import Algorithm, ByEntropy, ClippedSurrogate, FixedLength, SequenceMean, TokenMean
+from spear_rl.algorithms import Algorithm, ClippedSurrogate, FixedLength, SequenceMean, TokenMean
 from spear_rl.app.build.rollout import eval_sampling_of, tasks_of
 from spear_rl.app.build.training import algorithm_of
 from spear_rl.app.config import Config, load, to_toml, value_of
@@ -46,9 +46,7 @@ def require_expressible(algorithm: Algorithm) -> ClippedSurrogate:
     if algorithm.critic:
         raise ConfigError("algorithm.name: an algorithm with a critic trains with `spear train`, not inside verl")
     if algorithm.entropy_floor:
-        raise ConfigError("algorithm.entropy_floor: verl's updates do not tell their entropy to a step; leave it out")
-    if algorithm.imitation and isinstance(algorithm.imitation.weight, ByEntropy):
-        raise ConfigError("algorithm.imitation.schedule: with verl it is steps or success; a step learns no entropy")
+        raise ConfigError("algorithm.entropy_floor: verl has one entropy coefficient for a whole run; leave it out")
     parts = [part.loss for part in (algorithm, algorithm.imitation) if part]
     losses = [require_surrogate(loss, _REDUCTIONS, setting="algorithm.name", framework="verl") for loss in parts]
     on_policy, *replayed = [loss.covariance for loss in losses]
