@@ -37,7 +37,7 @@ def cells(plan: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str, Confi
     for block in product(*axes.values()):
         choices = [axes[axis][choice] for axis, choice in zip(axes, block, strict=True)]
         for arm, table in plan["arms"].items():
-            budget = {"run": {"steps": plan["budget"]["steps"]}}
+            budget = {"run": {"steps": plan["budget"]["steps"]} if "budget" in plan else {}}
             settings = joined(plan.get("settings", {}), budget, *choices, table)
             preset = settings.pop("preset", plan.get("preset"))
             yield block, arm, load(preset, block=settings)
