@@ -28,7 +28,7 @@ from benchmarks.recording_overhead import counted
 from spear_rl.algorithms.base import Algorithm, SelfImitation
 from spear_rl.app import config, train
 from spear_rl.functional.losses import ClippedSurrogate
-from spear_rl.replay.buffer import PRIORITIES
+from spear_rl.replay.priorities import PRIORITIES
 from spear_rl.rollout.choice import TaskChoice
 from spear_rl.train import loop
 from spear_rl.train import step as step_module

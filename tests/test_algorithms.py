@@ -26,6 +26,7 @@ from spear_rl.algorithms import (
     CovarianceClip,
     SelfImitation,
     TokenMean,
+    answered_tool_bonus,
     distinct_tool_bonus,
     dr_bot,
     dr_grpo,
@@ -41,7 +42,7 @@ from spear_rl.algorithms.base import Replay
 from spear_rl.functional import LossInputs, clipped_surrogate, constant, cosine
 from spear_rl.replay import ReplayBuffer, RewardHistory
 from spear_rl.replay.buffer import Running
-from spear_rl.types import Group, Trajectory
+from spear_rl.types import Group, Stop, Trajectory
 
 quick = settings(max_examples=40, deadline=None)
 seeds = st.integers(0, 2**32 - 1)
@@ -296,6 +297,17 @@ def test_the_distinct_bonus_pays_the_same_call_once(calls):
         if tool and text not in seen:
             seen.append(text)
     assert distinct_tool_bonus(played) == pytest.approx(min(len(seen) / 10, 1.0))
+
+
+@quick
+@given(st.lists(st.booleans(), max_size=25), st.booleans(), st.sampled_from(["", "format"]), st.sampled_from(Stop))
+def test_the_answered_bonus_pays_as_usual_where_an_episode_ends_with_a_valid_answer_and_else_nothing(
+    used, last, invalid, stop
+):
+    played = episode(*(turn(tool=tool) for tool in used), turn(tool=last, invalid=invalid), stop=stop)
+    has_answer = stop == "done" and not last and invalid == ""
+    assert answered_tool_bonus(played) == (tool_bonus(played) if has_answer else 0.0)
+    assert answered_tool_bonus(episode(stop=stop)) == 0.0
 
 
 @quick
@@ -743,6 +755,16 @@ def test_keeping_a_step_part_needs_a_base_that_has_one():
     assert spear(dr_bot(gigpo()), keep_step_part=True).imitation.step_parts is not None
     with pytest.raises(ValueError, match="gigpo"):
         spear(grpo(), keep_step_part=True)
+
+
+@pytest.mark.parametrize("make", base_makers)
+def test_auto_keeps_the_step_part_of_every_base_that_has_one(make):
+    base = make()
+    kept = spear(base, keep_step_part="auto").imitation.step_parts
+    try:
+        assert kept == spear(base, keep_step_part=True).imitation.step_parts
+    except ValueError:
+        assert kept is None
 
 
 # -- checkpoints --------------------------------------------------------------------------------------------------

@@ -37,13 +37,18 @@ from spear_rl.algorithms import (
     spear,
 )
 from spear_rl.algorithms.base import Algorithm, Remembered
+from spear_rl.app.build.rollout import tasks_of
 from spear_rl.app.build.training import algorithm_of
 from spear_rl.app.config import PROFILES, Config, flat, load, presets, resolved, to_toml, update
 from spear_rl.app.train import train_from
+from spear_rl.engines.models.tiny import tiny_tokenizer
 from spear_rl.errors import ConfigError
 from spear_rl.integrations.verl.launch import require_expressible
 from spear_rl.replay import Stored
-from spear_rl.replay.buffer import PRIORITIES, Outcome, Outcomes, Running, priorities, weighted_sample
+from spear_rl.replay.buffer import Outcome, Outcomes, Running
+from spear_rl.replay.priorities import PRIORITIES, priorities, weighted_sample
+from spear_rl.rollout import ChatRenderer
+from spear_rl.rollout.collect import demonstration
 from spear_rl.train.step import train_step
 from spear_rl.types import Completion, Group, Metrics, Stop, Trajectory, Turn
 
@@ -598,6 +603,24 @@ def test_verl_takes_the_switches_that_live_in_the_core():
     own = [setting for setting in ON if "entropy_floor" not in setting]
     for schedule in ("steps", "success", "fading", "entropy"):
         require_expressible(algorithm_of(load(None, [*own, f"algorithm.imitation.schedule={schedule}"])))
+
+
+# -- the bonus ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("env", "pays"),
+    [("lookup", True), ("tool_math", True), ("household", False), ("sokoban", False), ("webshop", False)],
+)
+def test_the_bonus_pays_experts_where_tools_serve_an_answer_and_not_where_every_action_is_a_tool_call(env, pays):
+    config = load(None, [f"task.env={env}"])
+    renderer = ChatRenderer(tiny_tokenizer(["".join(map(chr, range(32, 127)))]))
+    bonus = algorithm_of(config).bonus
+    tasks = tasks_of(config, "train", count=12)
+    shown = [demonstration(task, renderer=renderer, tagged=True, seed=0) for task in tasks]
+    calling = [t for t in shown if t.num_tool_turns and t.stop is Stop.DONE]
+    assert len(calling) >= 3
+    assert all((bonus.of(t) > 0) is pays for t in calling)
 
 
 # -- profiles -----------------------------------------------------------------------------------------------------

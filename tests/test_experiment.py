@@ -920,7 +920,7 @@ def test_existing_runs_are_read_and_named_as_compare_names_them(spear, tmp_path)
     assert block["reference"] == "grpo"
     assert labels == [
         "grpo",
-        "spear-grpo [algorithm.imitation.max_age=5]",
+        "spear-grpo [algorithm.imitation.max_age=10]",
         "spear-grpo [algorithm.imitation.max_age=9]",
     ]
     assert any("not like for like: seeds are" in text for text in results["warnings"])

@@ -96,7 +96,15 @@ def test_the_papers_arm_has_the_papers_curricula_over_the_run_and_its_own_rules(
             assert (imitation.percentile, imitation.gate, imitation.max_age) == (50.0, "both", 5)
             assert (imitation.admit_by_score, imitation.scale_by_rows, imitation.skip_invalid) == (True, False, False)
             assert (imitation.per_family, imitation.require_tool, imitation.reweight) == (False, False, None)
+            assert (imitation.schedule, imitation.baseline, imitation.priority) == ("steps", "percentile", [])
+            assert (imitation.keep_step_part, config.algorithm.entropy_floor) == (False, 0)
             assert config.algorithm.covariance.replay == "clip"
+
+
+def test_ours_on_alfworld_is_the_preset():
+    plan, preset = read(FOLDER / "alfworld_smollm2.toml"), flat(load("alfworld-smollm2"))
+    chosen = {f"algorithm.imitation.{k}": v for k, v in plan["arms"]["ours"]["algorithm"]["imitation"].items()}
+    assert chosen | {"algorithm.entropy_floor": 0.06} == {k: preset[k] for k in [*chosen, "algorithm.entropy_floor"]}
 
 
 def test_every_cell_is_evaluated_four_to_six_times_after_the_start(plan):

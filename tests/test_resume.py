@@ -143,7 +143,7 @@ CHOICES = {
     "algorithm.imitation.divide_by_std": "true", "algorithm.anchor": "text", "rollout.history": "answer",
     "rollout.return_when": "mixed", "run.trajectories_format": "jsonl",
     "algorithm.reduction": "sequence_mean", "algorithm.ppo.level": "turn", "algorithm.imitation.profile": "paper",
-    "algorithm.imitation.schedule": "entropy", "algorithm.imitation.baseline": "siblings",
+    "algorithm.imitation.schedule": "steps", "algorithm.imitation.baseline": "percentile",
     "algorithm.imitation.priority": '["medium"]', "algorithm.imitation.max_second_moment": "2.0",
 }  # fmt: skip
 

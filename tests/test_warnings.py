@@ -160,7 +160,7 @@ BREAKING: dict[str, tuple[str, Callable[[int], Row], list[str], list[str]]] = {
         "replay",
         changed(**SILENT, replay__eligible=0.0, replay__buffer_size=123.0, replay__baseline=1.0),
         ["none of the 123 stored episodes earns more than the baseline 1", "algorithm.imitation.percentile (it is 40)"],
-        ["algorithm.imitation.percentile=40"],
+        ["algorithm.imitation.baseline=percentile", "algorithm.imitation.percentile=40"],
     ),
     "the gate of siblings is shut": (
         "replay",

@@ -148,6 +148,11 @@ class Trajectory:
         return sum(turn.used_tool for turn in self.turns)
 
     @property
+    def ends_with_answer(self) -> bool:
+        """It ended with a valid turn that used no tool. Where every action is a tool call, as in games, none does."""
+        return self.stop is Stop.DONE and bool(self.turns) and not (self.turns[-1].used_tool or self.turns[-1].invalid)
+
+    @property
     def num_tokens(self) -> int:
         """Tokens the policy wrote, also in given turns."""
         return sum(len(turn.completion.token_ids) for turn in self.turns)
@@ -171,9 +176,8 @@ class Group:
     @property
     def untrained(self) -> list[list[str]]:
         """Per episode and turn: why it does not train, whatever a filter says, or ""."""
-        played = self.trajectories[: len(self.trajectories) - len(self.joined)]
-        own = [["given"] * t.num_given + [""] * (len(t.turns) - t.num_given) for t in played]
-        return [*own, *self.joined]
+        own = [["given"] * t.num_given + [""] * (len(t.turns) - t.num_given) for t in self.trajectories]
+        return [*own[: len(own) - len(self.joined)], *self.joined]
 
     @property
     def has_given_turns(self) -> bool:

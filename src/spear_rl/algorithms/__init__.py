@@ -24,7 +24,7 @@ from spear_rl.algorithms.step_credit import G2PO, HGPO, GraphGPO, g2po, graphgpo
 from spear_rl.algorithms.wrapping import SettingError, field_names, with_settings
 from spear_rl.errors import ConfigError, UserError
 from spear_rl.functional.losses import ClippedSurrogate, CovarianceClip, FixedLength, SequenceMean, TokenMean
-from spear_rl.replay.schedules import ByEntropy, BySuccess
+from spear_rl.replay.buffer import ByEntropy, BySuccess
 from spear_rl.settings.names import ALGORITHM_NAMES, loaded, split_name
 from spear_rl.settings.names import BASES as _SOURCES
 

@@ -16,11 +16,11 @@ import torch
 from spear_rl.algorithms.critic import Critic
 from spear_rl.functional.advantages import group_relative, leave_one_out, recalibrate
 from spear_rl.functional.losses import LossFn, Schedule
-from spear_rl.replay import buffer
+from spear_rl.replay import buffer, priorities
 from spear_rl.replay.buffer import Outcome, Outcomes, Remembered, Replay, ReplayBuffer, RewardHistory, Running, Stored
 from spear_rl.replay.plain import as_dict, from_dict
 from spear_rl.settings.ranges import NonNegative, Range, Share, check_fields
-from spear_rl.types import Group, Metrics, Stop, Trajectory
+from spear_rl.types import Group, Metrics, Trajectory
 
 METRICS = {
     "rollout/bonus_weight": "mu(t), the weight of the tool bonus in this step.",
@@ -59,7 +59,7 @@ class SelfImitation:
     played, or of its family (of all, without `families`) in the last `max_age` steps if that is higher."""
     percentile: Annotated[float, Range(0, 100)] = 50.0
     priority: tuple[str, ...] = ()
-    """Words of `replay.buffer.priorities` whose product is an episode's weight in a draw; none is uniform."""
+    """Words of `replay.priorities` whose product is an episode's weight in a draw; none is uniform."""
     divide_by_std: bool = False
     """Divide A' by a typical std of recent groups, so that it is in the units of a base that divides by its group's;
     with siblings by its own group's."""
@@ -106,22 +106,19 @@ class SelfImitation:
         """Stored episodes that pass the gate at this step, with one recalibrated advantage per turn."""
         self.buffer.drop_stale(step)
         stored = list(self.buffer.items)
-        baseline = self.history.percentile(self.percentile) if len(self.history) else None
-        if self.baseline == "siblings":
-            baseline = fmean(self._beaten(stored, baseline)) if stored else None
-        advantages = None if self.gate == "old" else self._advantages(stored, baseline)
-        eligible = [n for n in range(len(stored)) if advantages is None or advantages[n] > 0]
+        beaten = self._beaten(stored) if self.reweight is None else []
+        advantages = self._advantages(stored, beaten)
+        eligible = [n for n, a in enumerate(advantages) if a > 0 or self.gate == "old"]
         metrics: Metrics = {
             "replay/buffer_size": float(len(stored)),
             "replay/eligible": float(len(eligible)),
             "replay/weight": self.weight(step),
         }
-        if baseline is not None:
-            metrics["replay/baseline"] = baseline
+        metrics |= {"replay/baseline": fmean(beaten)} if beaten else {}
         weights = list[float]()
         if self.priority:
-            weights = buffer.priorities(self.priority, [stored[n] for n in eligible], self.outcomes, step)
-            metrics |= buffer.weight_metrics(weights)
+            weights = priorities.priorities(self.priority, [stored[n] for n in eligible], self.outcomes, step)
+            metrics |= priorities.weight_metrics(weights)
         chosen, share = self._chosen(stored, eligible, weights, rng, num_played) if self.weight(step) > 0 else ({}, 1.0)
         drawn = [stored[n] for n in chosen]
         metrics |= {"replay/fired": float(bool(drawn)), "replay/trajectories": float(len(drawn))}
@@ -132,8 +129,7 @@ class SelfImitation:
             return Replay(metrics=metrics)
         if self.draw_when == "when_full":
             self.buffer.clear()
-        current = self._advantages(drawn, baseline) if advantages is None else [advantages[n] for n in chosen]
-        current = [a * self.age_decay ** (step - s.step) for a, s in zip(current, drawn, strict=True)]
+        current = [advantages[n] * self.age_decay ** (step - stored[n].step) for n in chosen]
         metrics |= buffer.drawn_metrics(drawn, current, step)
         if self.priority:
             metrics["replay/task_success"] = fmean(self.outcomes.success_rates(s.item for s in drawn))
@@ -163,7 +159,7 @@ class SelfImitation:
         if self.draw_when == "every_step":
             wanted = round(self.fraction * num_played)
             if self.priority:
-                places = [eligible[n] for n in buffer.weighted_sample(weights, wanted, rng)]
+                places = [eligible[n] for n in priorities.weighted_sample(weights, wanted, rng)]
             else:
                 places = rng.sample(eligible, min(wanted, len(eligible)))
             return {n: stored[n].item.dropped for n in places}, len(places) / max(wanted, 1)
@@ -208,30 +204,25 @@ class SelfImitation:
         size_of = (lambda r: r.dropped.count("")) if self.unit == "turns" else (lambda r: 1)
         self.buffer.add(((r, r.trajectory.reward) for r in admitted), step, size_of=size_of)
 
-    def _advantages(self, stored: Sequence[Stored[Remembered]], baseline: float | None) -> list[float]:
-        """A' of each episode; `baseline` is the global one. Each window is sorted once per draw."""
+    def _advantages(self, stored: Sequence[Stored[Remembered]], beaten: Sequence[float]) -> list[float]:
+        """A' of each episode; `beaten` is its baseline."""
         if self.reweight is not None:
             return [self.reweight * s.item.advantage for s in stored]
-        double = partial(torch.tensor, dtype=torch.float64)
-        rewards, beaten, std = double([s.reward for s in stored]), double(self._beaten(stored, baseline)), None
+        double, std = partial(torch.tensor, dtype=torch.float64), None
         if self.divide_by_std:  # without any spread yet no group has an advantage, and there is no unit to be in
             typical = {family: self._history(family).typical_std or 1.0 for family in {*self._families(stored)}}
             own = [s.item.group_std if self.baseline == "siblings" else None for s in stored]
             std = double([one or typical[family] for one, family in zip(own, self._families(stored), strict=True)])
-        return recalibrate(rewards, beaten, std).tolist()
+        return recalibrate(double([s.reward for s in stored]), double(beaten), std).tolist()
 
-    def _beaten(self, stored: Sequence[Stored[Remembered]], baseline: float | None) -> list[float]:
-        """The baseline b of each stored episode in A' = R - b; `baseline` is the percentile over all families."""
-        families = self._families(stored)
+    def _beaten(self, stored: Sequence[Stored[Remembered]]) -> list[float]:
+        """The baseline b of each stored episode in A' = R - b. Each window is sorted once."""
         if self.baseline == "siblings":
-            by_family = {family: found.reward / found.episodes for family, found in self.outcomes.by_family().items()}
-            now = [by_family.get(None if self.families is None else family) for family in families]
-            pairs = [
-                [m for m in (s.item.group_mean, mean) if m is not None] for s, mean in zip(stored, now, strict=True)
-            ]
-            return [max(means, default=s.reward) for means, s in zip(pairs, stored, strict=True)]
-        if self.families is None and baseline is not None:
-            return [baseline] * len(stored)
+            now = {family: found.reward / found.episodes for family, found in self.outcomes.by_family().items()}
+            pairs = [(s.item.group_mean, now.get(None if self.families is None else s.item.family)) for s in stored]
+            known = [[mean for mean in pair if mean is not None] for pair in pairs]
+            return [max(means, default=s.reward) for means, s in zip(known, stored, strict=True)]
+        families = self._families(stored)
         found = {family: self._history(family).percentile(self.percentile) for family in {*families}}
         return [found[family] for family in families]
 
@@ -307,11 +298,10 @@ class Algorithm:
 
     def shaped(self, groups: Sequence[Group], step: int) -> list[Group]:
         """The same groups with every turn's format term and every episode's bonus filled in."""
-        weight = self.bonus.weight(step) if self.bonus else 0.0
-        return [replace(g, trajectories=[self._shaped(t, weight) for t in g.trajectories]) for g in groups]
+        return [replace(g, trajectories=[self._shaped(t, step) for t in g.trajectories]) for g in groups]
 
-    def _shaped(self, trajectory: Trajectory, weight: float) -> Trajectory:
-        bonus = weight * self.bonus.of(trajectory) if self.bonus else 0.0
+    def _shaped(self, trajectory: Trajectory, step: int) -> Trajectory:
+        bonus = self.bonus.weight(step) * self.bonus.of(trajectory) if self.bonus else 0.0
         if self.format_bonus and not any(turn.invalid for turn in trajectory.turns):
             bonus += self.format_bonus
         turns = [replace(t, shaping=-self.invalid_penalty if t.invalid else 0.0) for t in trajectory.turns]
@@ -390,20 +380,13 @@ class ToolBonus:
     distinct: bool = False
     """Pay once per distinct tool call. Not in the paper."""
     answered: bool = False
-    """Pay only episodes that end with an answer instead of a tool call. Where every action is a tool call, as in games,
-    none is paid: a bonus would only reward long episodes. Not in the paper."""
+    """Pay only episodes that end with an answer; in a game a bonus would reward long episodes. Not in the paper."""
 
     def __call__(self, trajectory: Trajectory) -> float:
-        if self.answered and not _ends_with_answer(trajectory):
-            return 0.0
         calls = [turn.text for turn in trajectory.turns if turn.used_tool]
-        return self.paid(len(set(calls) if self.distinct else calls))
+        count = len(set(calls) if self.distinct else calls)
+        return self.paid(count) if trajectory.ends_with_answer or not self.answered else 0.0
 
     def paid(self, count: int) -> float:
         """The bonus for `count` tool turns."""
         return min(self.per_turn * count, self.most)
-
-
-def _ends_with_answer(trajectory: Trajectory) -> bool:
-    last = trajectory.turns[-1] if trajectory.turns else None
-    return bool(last and trajectory.stop is Stop.DONE and not last.used_tool and not last.invalid)

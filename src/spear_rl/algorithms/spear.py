@@ -10,8 +10,8 @@ import torch
 from spear_rl.algorithms.base import AdvantageFn, Algorithm, Bonus, GroupRelative, SelfImitation, ToolBonus
 from spear_rl.algorithms.wrapping import AlgorithmError, SettingError, field_names, label, with_settings
 from spear_rl.functional.losses import CovarianceClip, LossFn, Schedule, as_schedule, cosine
-from spear_rl.replay.buffer import PRIORITIES, Remembered, ReplayBuffer, RewardHistory, Running
-from spear_rl.replay.schedules import ByEntropy, BySuccess
+from spear_rl.replay.buffer import ByEntropy, BySuccess, Remembered, ReplayBuffer, RewardHistory, Running
+from spear_rl.replay.priorities import PRIORITIES
 from spear_rl.settings.ranges import NonNegative, check_option, shown
 from spear_rl.types import Trajectory
 

@@ -1,13 +1,11 @@
-"""What is kept between steps: good episodes and how they are sampled, results of recent groups, statistics of a run.
+"""What is kept between steps: good episodes, results of recent groups, statistics of a run and what follows them.
 
 Standard library only.
 """
 
-import heapq
 import math
 import random
 import statistics
-from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -272,62 +270,6 @@ class Outcomes:
         self.groups = deque(Outcome(*group) for group in state["groups"])
 
 
-PRIORITIES = ("medium", "hard", "rare", "confident", "fresh", "family")
-"""Words of `algorithm.imitation.priority`, the sampling weights of replay; `priorities` says what each does."""
-SATURATED = 0.9
-"""From this success rate on, `medium` never draws an episode of the task."""
-HALF_LIFE = 2
-"""Steps after which `fresh` halves an episode's weight."""
-
-
-def priorities(
-    words: Iterable[str], stored: Sequence[Stored[Remembered]], outcomes: Outcomes, step: int
-) -> list[float]:
-    """The weight of each episode in a draw, the product of what each word gives it; one of 0 is never drawn.
-
-    medium: p (1 - p) with p the current success rate of its task, 0 where p >= 0.9
-    hard: 1 - the success rate of its group when it was played, 1/2 if that is unknown
-    rare: 1 over that rate, at most 20: each group is drawn as often as any other, however many of its episodes won
-    confident: from 1, of the lowest surprisal, evenly down to 1/n; equal ones have the mean of their places
-    fresh: half per 2 steps of age
-    family: 1 over the sum of its family's other weights: every family is drawn with equal probability
-    """
-    items, weights = [s.item for s in stored], [1.0] * len(stored)
-    for word in sorted(dict.fromkeys(words), key=lambda word: word == "family"):  # it is the last, and sums the others
-        if word == "medium":
-            own = [p * (1 - p) if p < SATURATED else 0.0 for p in outcomes.success_rates(items)]
-        elif word == "hard":
-            own = [0.5 if item.group_success is None else 1 - item.group_success for item in items]
-        elif word == "rare":
-            own = [2.0 if item.group_success is None else 1 / max(item.group_success, 0.05) for item in items]
-        elif word == "confident":
-            ordered = sorted(item.surprisal for item in items)
-            ends = [(bisect_left(ordered, item.surprisal), bisect_right(ordered, item.surprisal)) for item in items]
-            own = [1 - (first + last - 1) / 2 / len(items) for first, last in ends]
-        elif word == "fresh":  # the floor is for weights that would round to 0
-            own = [max(0.5 ** ((step - s.step) / HALF_LIFE), 1e-200) for s in stored]
-        elif word == "family":
-            families = [item.family for item in items]
-            totals = {name: sum(w for f, w in zip(families, weights, strict=True) if f == name) for name in {*families}}
-            own = [1 / (totals[family] or 1.0) for family in families]
-        else:
-            raise ValueError(f"there is no priority {word!r}: it is one of {', '.join(PRIORITIES)}")
-        weights = [weight * factor for weight, factor in zip(weights, own, strict=True)]
-    return weights
-
-
-def weighted_sample(weights: Sequence[float], count: int, rng: random.Random) -> list[int]:
-    """Up to `count` different places, one after the other in proportion to the weights of those left; none of 0.
-
-    Sorting by exponential variates divided by the weights is exactly such a draw (Efraimidis and Spirakis, 2006).
-    A `count` of 0 takes no random number: the rest of the step is then that of a run without replay.
-    """
-    if not count:
-        return []
-    times = [(rng.expovariate(1.0) / weight, place) for place, weight in enumerate(weights) if weight > 0]
-    return [place for _, place in heapq.nsmallest(count, times)]
-
-
 def drawn_metrics(drawn: Sequence[Stored[Remembered]], advantages: Sequence[float], step: int) -> Metrics:
     """What one draw is like; `advantages` is each episode's A'."""
     mean, then = statistics.fmean, [s.item.group_success for s in drawn if s.item.group_success is not None]
@@ -336,12 +278,6 @@ def drawn_metrics(drawn: Sequence[Stored[Remembered]], advantages: Sequence[floa
         "replay/advantage": mean(advantages),
         "replay/reward": mean(s.reward for s in drawn),
     } | ({"replay/group_success": mean(then)} if then else {})
-
-
-def weight_metrics(weights: Sequence[float]) -> Metrics:
-    """How far the weights of a draw are from uniform."""
-    effective = sum(weights) ** 2 / squares / len(weights) if (squares := sum(w * w for w in weights)) else 0.0
-    return {"replay/priority": effective, "replay/never_drawn": float(weights.count(0.0))}
 
 
 RATE = 0.2
@@ -360,13 +296,12 @@ AUTO_FLOOR = 0.5
 
 @dataclass
 class Running:
-    """Running statistics of a run, for `schedules` and for a floor of the entropy."""
+    """Running statistics of a run, for schedules that follow it and for a floor of the entropy."""
 
     success: float = 0.0
     """Running mean of the success of training episodes: the first step's, then a fifth of each new one; 0 before."""
     entropy_name: str = ""
-    """The metric that is this run's entropy: policy/entropy where the first step's updates report it, else
-    rollout/entropy, which a run has with any engine."""
+    """The metric that is this run's entropy: policy/entropy where its first step reports it, else rollout/entropy."""
     entropy: float | None = None
     """Of the policy in the latest step that measured it."""
     first_entropies: list[float] = field(default_factory=list)
@@ -377,15 +312,15 @@ class Running:
 
     def observe(self, metrics: Metrics, *, floor: float | Literal["auto"]) -> None:
         """Take in the metrics of a step; `floor` is the entropy to hold up, 0 for none."""
-        names = (self.entropy_name,) if self.entropy_name else ("policy/entropy", "rollout/entropy")
-        self.entropy_name = next((name for name in names if name in metrics), self.entropy_name)
-        success, self.entropy = metrics["rollout/success"], metrics.get(self.entropy_name, self.entropy)
+        self.entropy_name = self.entropy_name or ("policy" if "policy/entropy" in metrics else "rollout") + "/entropy"
+        success, entropy = metrics["rollout/success"], metrics.get(self.entropy_name)
         self.success += (success - self.success) * (RATE if self.steps else 1.0)
         self.steps += 1
-        if self.entropy_name in metrics and len(self.first_entropies) < FIRST_STEPS:
-            self.first_entropies.append(metrics[self.entropy_name])
-        if self.entropy_name in metrics and floor:
-            self._hold(metrics[self.entropy_name], floor, scale=metrics.get("policy/advantage", 1.0))
+        if entropy is not None:
+            self.entropy = entropy
+            self.first_entropies += [entropy] if len(self.first_entropies) < FIRST_STEPS else []
+            if floor:
+                self._hold(entropy, floor, scale=metrics.get("policy/advantage", 1.0))
 
     def _hold(self, entropy: float, floor: float | Literal["auto"], *, scale: float) -> None:
         """Set the weight of the entropy bonus, 0 from the floor on; `scale` is the step's mean absolute advantage."""
@@ -402,3 +337,36 @@ class Running:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             setattr(self, name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class BySuccess:
+    """A schedule: from `start` without any success, in proportion, to `end` at a success rate of `target`."""
+
+    start: float
+    end: float
+    target: Annotated[float, Range(0, 1, "(]")] = 0.5
+    running: Running = field(default_factory=Running, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def __call__(self, step: int) -> float:
+        return self.start + (self.end - self.start) * min(1.0, self.running.success / self.target)
+
+
+@dataclass(frozen=True, slots=True)
+class ByEntropy:
+    """A schedule: `weight`, less in proportion while the entropy is below `share` of what the run started with."""
+
+    weight: float
+    share: Annotated[float, Range(0, 1, "(]")] = 0.5
+    running: Running = field(default_factory=Running, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def __call__(self, step: int) -> float:
+        first, entropy = self.running.first_entropies, self.running.entropy
+        full = self.share * statistics.fmean(first) if first else 0.0
+        return self.weight * min(1.0, max(entropy, 0.0) / full) if full > 0 and entropy is not None else self.weight

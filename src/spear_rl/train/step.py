@@ -308,9 +308,8 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
     stops, flat = Counter(t.stop for t in played), [group.success for group in groups if group.is_flat]
     weights = [weight for turn in turns for weight in turn.completion.weights or ()]
     nats = [x for turn in written for x in turn.completion.entropies or [-p for p in turn.completion.logprobs]]
-    gap = {"rollout/sampler_gap": fmean(abs(math.log(w)) for w in weights if w > 0)} if any(weights) else {}
     return {
-        **gap,
+        **({"rollout/sampler_gap": fmean(abs(math.log(w)) for w in weights if w > 0)} if any(weights) else {}),
         **(choice_metrics(groups) if any("origin" in group.info for group in groups) else {}),
         "rollout/reward": fmean(t.reward for t in played),
         "rollout/success": fmean(t.success for t in played),

@@ -109,7 +109,6 @@ def algorithm_of(config: Config) -> Algorithm:
             "keep_step_part": ("imitation.keep_step_part", "set algorithm.name to one with gigpo"),
             "priority": ("imitation.priority", "set algorithm.imitation.draw=every_step"),
             "max_second_moment": ("imitation.max_second_moment", "leave it out"),
-            "baseline": ("imitation.baseline", "leave out algorithm.imitation.reweight"),
             "join_lost": ("imitation.join_lost", "leave it out"),
             "bonus": ("bonus.mode", "set algorithm.bonus.mode=none to keep the base's"),
         }.get(error.name, (own, f"leave it out (unset it is {str(getattr(section, error.name, None)).lower()})"))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from spear_rl.replay.buffer import PRIORITIES
+from spear_rl.replay.priorities import PRIORITIES
 from spear_rl.settings.ranges import FilePath, Length, Name, OneOf, Range, Share, Steps, Weight
 
 

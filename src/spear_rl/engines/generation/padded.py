@@ -51,7 +51,7 @@ class Decoder:
         if not prompts:
             return []
         self._model.eval()
-        stops = StopStrings(self._tokenizer, sampling.stop)
+        stops = StopStrings(self._tokenizer, sampling.stop) if sampling.stop else None
         prefixes, logits = self._prefilled(prompts)
         written: list[list[int]] = [[] for _ in prompts]
         scores: list[Tensor] = []
@@ -66,8 +66,9 @@ class Decoder:
             for row in active.nonzero().flatten().tolist():
                 written[row].append(ids[row])
             active = active & ~torch.isin(tokens, self._end_ids)
-            for row in active.nonzero().flatten().tolist() if sampling.stop else ():
-                active[row] = not stops.end(written[row])
+            if stops:
+                for row in active.nonzero().flatten().tolist():
+                    active[row] = not stops.end(written[row])
             cut |= active & (limits == position + 1)
             active = active & ~cut
             if not active.any():
