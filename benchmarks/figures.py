@@ -16,7 +16,14 @@ from typing import Any
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 T_975 = {2: 4.303, 3: 3.182, 4: 2.776}
 """Student's t for a 95 % interval, by degrees of freedom."""
-COLOURS = {"spear": "#c1440e", "base": "#3b6ea5", "bonus alone": "#d9a441", "self-imitation alone": "#5b8c5a"}
+COLOURS = {
+    "spear": "#c1440e",
+    "ours": "#c1440e",
+    "paper": "#d9a441",
+    "base": "#3b6ea5",
+    "bonus alone": "#d9a441",
+    "self-imitation alone": "#5b8c5a",
+}
 
 Seeds = list[list[float]]
 """One list per seed: a value per evaluation."""
@@ -46,41 +53,31 @@ def numbers(cell: str) -> list[float]:
     return [float(n) for n in re.findall(r"\d+\.\d+", re.sub(r"\([^)]*\)", "", cell))]
 
 
+PRESETS = {
+    "household": ("household\n(quickstart)", [0, 10, 20, 30, 40, 50]),
+    "webshop": ("webshop, tiny", [0, 5, 10, 15, 20, 25, 30]),
+    "sokoban": ("sokoban, 6x6", [0, 10, 20, 30, 40, 50, 60]),
+    "tool_math": ("tool_math, tiny", [0, 10, 20, 30, 40, 50, 60]),
+}
+"""Task -> its label, and the steps of its evaluations."""
+
+
 def comparisons() -> list[Comparison]:
-    """All comparisons with three seeds."""
-    return [_quickstart(), _tool_math(), _sokoban(), _webshop()]
+    """Ours and the base in the presets, over three seeds."""
+    return [_preset(task) for task in PRESETS]
 
 
-def _quickstart() -> Comparison:
-    rows = table_rows("Quickstart")
-    return _by_algorithm(
-        "household\n(quickstart)",
-        [0, 10, 20, 30, 40, 50],
-        rows,
-        lambda row: [*numbers(row[4])[:-1], numbers(row[3])[0]],
-    )
+def preset_seeds(task: str, arm: str) -> Seeds:
+    rows = [row for row in table_rows("The presets with today's defaults") if row[:2] == [f"`{task}`", arm]]
+    seeds = [numbers(row[3]) for row in rows]
+    assert len(seeds) == 3
+    assert all(len(values) == len(PRESETS[task][1]) for values in seeds)
+    return seeds
 
 
-def _webshop() -> Comparison:
-    rows = table_rows("`webshop`, tiny level")
-    return _by_algorithm(
-        "webshop, tiny", [0, 5, 10, 15, 20, 25, 30], rows, lambda row: [*numbers(row[2])[:-1], numbers(row[3])[0]]
-    )
-
-
-def _sokoban() -> Comparison:
-    rows = table_rows("`sokoban`, 6x6 with one box")
-    return _by_algorithm("sokoban, 6x6", [0, 20, 40, 60], rows, lambda row: [numbers(c)[0] for c in row[2:6]])
-
-
-def _by_algorithm(
-    label: str, steps: list[int], rows: list[list[str]], curve: Callable[[list[str]], list[float]]
-) -> Comparison:
-    spear = [curve(row) for row in rows if row[0].startswith("`spear-")]
-    base = [curve(row) for row in rows if row[0].endswith("(its base)")]
-    assert len(spear) == len(base) == 3
-    assert all(len(values) == len(steps) for values in (*spear, *base))
-    return Comparison(label, steps, spear, base)
+def _preset(task: str) -> Comparison:
+    label, steps = PRESETS[task]
+    return Comparison(label, steps, preset_seeds(task, "ours"), preset_seeds(task, "base"))
 
 
 def tool_math_arms(column: int) -> dict[str, Seeds]:
@@ -89,11 +86,6 @@ def tool_math_arms(column: int) -> dict[str, Seeds]:
     for row in table_rows("`tool_math`, tiny level"):
         arms.setdefault(row[0].rsplit(" ", 1)[0], []).append(numbers(row[column]))
     return arms
-
-
-def _tool_math() -> Comparison:
-    arms = tool_math_arms(3)
-    return Comparison("tool_math, tiny", [0, 20, 40, 60], arms["spear"], arms["base"])
 
 
 def early(comparison: Comparison) -> int:
@@ -113,13 +105,14 @@ def paired_difference(comparison: Comparison, at: int) -> tuple[float, float, fl
 
 
 def draw_quickstart(axes: Any) -> None:
-    comparison = _quickstart()
-    for name, seeds in (("spear", comparison.spear), ("base", comparison.base)):
+    steps = PRESETS["household"][1]
+    labels = {"ours": "SPEAR, ours", "paper": "SPEAR as in the paper", "base": "its base (dr-grpo)"}
+    for arm, label in labels.items():
+        seeds = preset_seeds("household", arm)
         for values in seeds:
-            axes.plot(comparison.steps, values, color=COLOURS[name], alpha=0.3, linewidth=1)
+            axes.plot(steps, values, color=COLOURS[arm], alpha=0.25, linewidth=1)
         mean = [fmean(values) for values in zip(*seeds, strict=True)]
-        label = {"spear": "SPEAR (spear-dr-grpo)", "base": "its base (dr-grpo)"}[name]
-        axes.plot(comparison.steps, mean, color=COLOURS[name], linewidth=2.4, marker="o", markersize=4, label=label)
+        axes.plot(steps, mean, color=COLOURS[arm], linewidth=2.4, marker="o", markersize=4, label=label)
     axes.set(xlabel="training step", ylabel="held-out success", ylim=(0, 1), title="household, three seeds")
     axes.legend(frameon=False, loc="lower right")
 
@@ -151,7 +144,7 @@ def draw_differences(axes: Any) -> None:
     axes.axvline(0, color="#c1440e", linewidth=1)
     axes.set_yticks(range(len(ticks)), ticks)
     axes.invert_yaxis()
-    axes.set(xlabel="SPEAR minus base, points of success (95 % t-interval over three seeds)", xlim=(-18, 32))
+    axes.set(xlabel="ours minus base, points of success (95 % t-interval over three seeds)", xlim=(-18, 45))
     axes.set_title("after about a third of the run (grey) and at its end (black)", fontsize=10)
 
 
