@@ -97,6 +97,10 @@ def test_replay_fires_and_a_resumed_run_goes_on_with_the_buffer(tmp_path, model,
     stored = len(state["algorithm"]["imitation"]["buffer"]["items"])
     assert stored > 0
     assert len(state["algorithm"]["imitation"]["history"]["means"]) == 12
+    running = state["algorithm"]["running"]
+    assert running["entropy_name"] == "rollout/entropy"  # verl's updates tell theirs to no step
+    assert len(running["first_entropies"]) == 3
+    assert min(running["first_entropies"]) > 0
 
     [resumed] = train(tmp_path, model, *settings, "run.steps=4", "run.resume=true", verl=verl)
     assert resumed["training/global_step"] == 4
@@ -140,7 +144,8 @@ def test_two_ranks_train_as_one_and_validate(tmp_path, model):
     assert [bool(step["spear/replay/fired"]) for step in two] == [False, True, True]
     for alone, shared in zip(one, two, strict=True):
         names = [n for n in alone if n.startswith(("actor/", "critic/", "spear/", "val-core/")) and "/perf/" not in n]
-        assert {"actor/pg_loss", "actor/grad_norm", "spear/replay/baseline"} <= {*names}
+        assert {"actor/pg_loss", "actor/grad_norm", "spear/replay/weight"} <= {*names}
+        assert ("spear/replay/baseline" in names) is bool(alone["spear/replay/fired"])
         assert {n: shared[n] for n in names} == pytest.approx({n: alone[n] for n in names}, rel=1e-5, abs=1e-6)
     assert 0 < sum(step["val-core/game:tasks/acc/mean@1"] for step in two) < 3
 

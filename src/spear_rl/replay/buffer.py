@@ -18,7 +18,7 @@ METRICS = {
     "replay/buffer_size": "Episodes in the buffer before the draw, none older than algorithm.imitation.max_age steps.",
     "replay/eligible": "Stored episodes that pass algorithm.imitation.gate in this step, so that they can be drawn.",
     "replay/weight": "gamma(t), the weight of the replay term in this step.",
-    "replay/baseline": "What a stored episode has to beat: a percentile of group means; siblings: the mean of theirs.",
+    "replay/baseline": "What stored episodes have to beat, in the mean: a percentile of group means, or siblings.",
     "replay/fired": "1 if stored episodes trained in this step, else 0.",
     "replay/trajectories": "Stored episodes that were drawn in this step.",
     "replay/eligible_turns": "Turns of the eligible episodes that can be replayed (algorithm.imitation.unit=turns).",
