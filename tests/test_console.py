@@ -147,6 +147,21 @@ def test_a_wide_log_has_every_metric():
     assert all(name in logged_lines(50, 10, width=300)[-1] for name in _SHOWN)
 
 
+@pytest.mark.parametrize("late", list(_SHOWN))
+def test_a_metric_that_comes_later_than_the_others_keeps_its_place(late):
+    file = io.StringIO()
+    live = LiveConsole(PlainConsole(file=file, width=300))
+    with live:
+        for step in range(3):
+            known = [key for name, key in _SHOWN.items() if step or name != late]
+            live(Event("step", step, 3, dict.fromkeys(known, 0.5)))
+            live._console.print(live._view())
+    complete = [line for line in file.getvalue().splitlines() if re.search(".*".join(_SHOWN), line)]
+    logged = [line for line in complete if line.startswith("step ")]
+    assert re.match("step 3/3 ", logged[-1])
+    assert len(complete) - len(logged) == 2  # the table, of the second and the third step
+
+
 def test_time_left_follows_the_pace(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("spear_rl.app.console.time.monotonic", lambda: now[0])

@@ -139,10 +139,10 @@ class LiveConsole:
         self._console.print("  ".join([*head, *parts]).rstrip(), soft_wrap=True)
 
     def _means(self) -> list[str]:
-        """The same metrics in every line: those of the first step, as many as fit the width with usual numbers."""
+        """As many metrics as fit the width with usual numbers, each from the step on that has it."""
         if not self._fields:
             room = self._console.width - 26
-            for name in self._recent:
+            for name in _SHOWN:
                 room -= len(name) + 9
                 if room < 0 and self._fields:
                     break
@@ -163,7 +163,8 @@ class LiveConsole:
 
     def _table(self, width: int, height: int) -> list[RenderableType]:
         """Metrics side by side where there is room, else one below the other, as many as there is height for."""
-        values = {name: (_number(kept[-1]), _number(_mean(kept))) for name, kept in self._recent.items()}
+        known = {name: self._recent[name] for name in _SHOWN if name in self._recent}
+        values = {name: (_number(kept[-1]), _number(_mean(kept))) for name, kept in known.items()}
         now, mean = "now", f"mean of {max(map(len, self._recent.values()))}"
         if width >= _WIDE and height > 2:
             table = _grid("", *values)
