@@ -445,7 +445,9 @@ def test_a_refused_algorithm_ends_before_anything_is_written(spear, tmp_path):
 
 
 def test_show_algorithm_prints_the_record_field_by_field(spear):
-    code, text = spear("show", "algorithm", "spear-dr-bot-gigpo", "algorithm.discount=0.5", "run.steps=20")
+    code, text = spear(
+        "show", "algorithm", "spear-dr-bot-gigpo", "algorithm.discount=0.5", "algorithm.bonus.target=0.25"
+    )
     assert code == 0
     lines = text.splitlines()
     rows = dict(line.split(None, 1) for line in lines)
@@ -460,9 +462,9 @@ def test_show_algorithm_prints_the_record_field_by_field(spear):
         "none",
         "2.0",
     )
-    assert (rows["bonus.weight"], rows["bonus.weight.steps"], rows["filters.FlatGroups.keep"]) == (
-        "Cosine",
-        "20",
+    assert (rows["bonus.weight"], rows["bonus.weight.target"], rows["filters.FlatGroups.keep"]) == (
+        "BySuccess",
+        "0.25",
         "0.75",
     )
     columns = {len(line) - len(line.split(None, 1)[1]) for line in lines}

@@ -114,7 +114,7 @@ BREAKING: dict[str, tuple[str, Callable[[int], Row], list[str], list[str]]] = {
         "tools",
         changed(rollout__tool_turns=lambda s: 2.0 if s < 10 else 0.3, rollout__success=0.31),
         ["fell from 2.00 to", "algorithm.bonus.steps (it is 60)", "require_tool=true", "sft.episodes"],
-        [],
+        ["algorithm.bonus.mode=cosine"],
     ),
     "entropy falls to a fraction": (
         "entropy",

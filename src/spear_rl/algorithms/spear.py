@@ -28,6 +28,7 @@ PAPER_IMITATION = cosine(0.0, 1.0, 100)
 DEFAULT_CLIP = CovarianceClip()
 OURS: Mapping[str, Any] = MappingProxyType(
     {
+        "bonus": BySuccess(1.0, 0.0),
         "bonus_of": answered_tool_bonus,
         "imitation": ByEntropy(2.0, 0.8),
         "fraction": 1.0,

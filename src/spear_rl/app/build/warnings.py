@@ -129,7 +129,7 @@ class Rules:
         if "spear" in self._wrappers:
             longer = {
                 "cosine": f"lengthen algorithm.bonus.steps (it is {bonus.steps})",
-                "none": "set algorithm.bonus.mode=cosine",
+                "none": "set algorithm.bonus.mode=success",
                 "success": f"raise algorithm.bonus.target (it is {bonus.target:g})" if bonus.target < 1 else "",
             }
             advice += [longer[bonus.mode]] if longer.get(bonus.mode) else []

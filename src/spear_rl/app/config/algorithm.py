@@ -11,11 +11,11 @@ from spear_rl.settings.ranges import FilePath, Length, Name, OneOf, Range, Share
 class BonusConfig:
     """Learn the ropes: the intrinsic reward for using tools. Only for spear-* algorithms."""
 
-    mode: Literal["none", "constant", "cosine", "success"] = "cosine"
+    mode: Literal["none", "constant", "cosine", "success"] = "success"
     """mu(t), the bonus's weight over the steps.
     none: no bonus
     constant: always 1
-    cosine: half a cosine from 1 to 0
+    cosine: half a cosine from 1 to 0 (the paper)
     success: 1 - s / target, not below 0, with s the running success rate of training episodes"""
     steps: Annotated[int, Steps] = 0
     """T_decay of the cosine; 0 is run.steps."""
