@@ -248,7 +248,7 @@ def test_runs_are_arms_by_algorithm_and_by_what_else_differs_with_each_base_firs
     off = ("algorithm.bonus.mode='none'",)
     runs = [
         write_run(tmp_path / "a", "spear-grpo", 0, extra=off),
-        write_run(tmp_path / "b", "spear-grpo", 0),
+        write_run(tmp_path / "b", "spear-grpo", 0, extra=("algorithm.bonus.mode='cosine'",)),
         write_run(tmp_path / "c", "gigpo", 0),
         write_run(tmp_path / "d", "grpo", 1),
         write_run(tmp_path / "e", "grpo", 0, extra=("run.threads=2", "engine.micro_batch_tokens=64")),
