@@ -16,9 +16,10 @@ import torch
 from spear_rl.algorithms.critic import Critic
 from spear_rl.functional.advantages import group_relative, leave_one_out, recalibrate
 from spear_rl.functional.losses import LossFn, Schedule
-from spear_rl.replay import buffer, priorities
+from spear_rl.replay import buffer
 from spear_rl.replay.buffer import Outcome, Outcomes, Remembered, Replay, ReplayBuffer, RewardHistory, Running, Stored
 from spear_rl.replay.plain import as_dict, from_dict
+from spear_rl.replay.priorities import priorities, weight_metrics, weighted_sample
 from spear_rl.settings.ranges import NonNegative, Range, Share, check_fields
 from spear_rl.types import Group, Metrics, Trajectory
 
@@ -117,8 +118,8 @@ class SelfImitation:
         metrics |= {"replay/baseline": fmean(beaten)} if beaten else {}
         weights = list[float]()
         if self.priority:
-            weights = priorities.priorities(self.priority, [stored[n] for n in eligible], self.outcomes, step)
-            metrics |= priorities.weight_metrics(weights)
+            weights = priorities(self.priority, [stored[n] for n in eligible], self.outcomes, step)
+            metrics |= weight_metrics(weights)
         chosen, share = self._chosen(stored, eligible, weights, rng, num_played) if self.weight(step) > 0 else ({}, 1.0)
         drawn = [stored[n] for n in chosen]
         metrics |= {"replay/fired": float(bool(drawn)), "replay/trajectories": float(len(drawn))}
@@ -159,7 +160,7 @@ class SelfImitation:
         if self.draw_when == "every_step":
             wanted = round(self.fraction * num_played)
             if self.priority:
-                places = [eligible[n] for n in priorities.weighted_sample(weights, wanted, rng)]
+                places = [eligible[n] for n in weighted_sample(weights, wanted, rng)]
             else:
                 places = rng.sample(eligible, min(wanted, len(eligible)))
             return {n: stored[n].item.dropped for n in places}, len(places) / max(wanted, 1)

@@ -318,7 +318,8 @@ class Running:
         self.steps += 1
         if entropy is not None:
             self.entropy = entropy
-            self.first_entropies += [entropy] if len(self.first_entropies) < FIRST_STEPS else []
+            if len(self.first_entropies) < FIRST_STEPS:
+                self.first_entropies.append(entropy)
             if floor:
                 self._hold(entropy, floor, scale=metrics.get("policy/advantage", 1.0))
 
@@ -341,7 +342,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class BySuccess:
-    """A schedule: from `start` without any success, in proportion, to `end` at a success rate of `target`."""
+    """A schedule: linear from `start` at a success rate of 0 to `end` at `target`, then constant."""
 
     start: float
     end: float
@@ -357,7 +358,7 @@ class BySuccess:
 
 @dataclass(frozen=True, slots=True)
 class ByEntropy:
-    """A schedule: `weight`, less in proportion while the entropy is below `share` of what the run started with."""
+    """A schedule: `weight` while the entropy is at least `share` of its first value, less in proportion below."""
 
     weight: float
     share: Annotated[float, Range(0, 1, "(]")] = 0.5

@@ -114,7 +114,7 @@ class ImitationConfig:
     age_decay: Annotated[float, Share] = 1.0
     """Multiplies A' for every step of age."""
     keep_step_part: bool | Literal["auto"] = "auto"
-    """GiGPO and the like: replay the step advantage too; auto is on where the base has one, false is the paper."""
+    """Replay the step advantages of a win too (GiGPO); auto: if the base has them; false: never, as in the paper."""
     join_lost: bool = False
     """A stored win of its task joins a group that lost, and trains there; no use unless rollout.return_share is on."""
 

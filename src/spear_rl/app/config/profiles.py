@@ -1,4 +1,4 @@
-"""Profiles: named values of what SPEAR changed since the paper. They lie under what a preset or a user sets."""
+"""Profiles: SPEAR as published, or ours, in one setting. What a preset or a user sets goes before it."""
 
 from typing import Any
 
