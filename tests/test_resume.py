@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -367,6 +368,23 @@ def test_a_folder_in_use_is_refused_in_a_sentence_until_its_holder_dies(spear, r
     holder.kill()
     holder.wait()
     assert spear("train", f"run.dir={run}", "run.resume=true", "run.steps=5")[0] == 0
+
+
+def test_processes_may_make_their_folders_under_one_new_parent_at_the_same_moment(tmp_path):
+    make = "import sys, time; from pathlib import Path; from spear_rl.io.lock import locked\n"
+    make += "print('ready', flush=True); begin = float(sys.stdin.readline())\n"
+    make += "for turn in range(60):\n"
+    make += "    while time.time() < begin + 0.01 * turn: pass\n"
+    make += "    with locked(Path(sys.argv[1], str(turn), 'arm', sys.argv[2])): pass\n"
+    start = partial(subprocess.Popen, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    processes = [start([sys.executable, "-c", make, tmp_path, str(number)]) for number in range(4)]
+    assert all(process.stdout.readline() == "ready\n" for process in processes)
+    begin = f"{time.time() + 0.2}\n"
+    for process in processes:
+        process.stdin.write(begin)
+        process.stdin.flush()
+    said = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4, said
 
 
 def test_a_lock_leaves_nothing_behind_where_nothing_was_written(tmp_path):

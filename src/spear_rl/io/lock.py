@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import socket
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ except ImportError:  # no such locks on this system
     fcntl = None  # type: ignore[assignment]
 
 LOCK = ".lock"
+_MAX_ATTEMPTS = 100
 _held: dict[str, int] = {}
 """Folder -> the thread of this process that holds it, as the kernel's locks are per process."""
 
@@ -59,16 +61,32 @@ def locked(run_dir: Path) -> Iterator[None]:
 
 
 def _made(folder: Path) -> list[Path]:
-    """Create a folder and its missing parents; returns the created ones, innermost first."""
-    missing = []
-    while not folder.is_dir():
-        missing.append(folder)
-        folder = folder.parent
-    for path in reversed(missing):
-        if path.exists():
-            raise NotADirectoryError(errno.ENOTDIR, f"{path} is not a folder")
-        path.mkdir(exist_ok=True)
+    """Create a folder and its missing parents; returns those that were missing, innermost first.
+
+    At any moment another process may make one of them, or remove one that is empty.
+    """
+    line = [folder, *folder.parents]
+    missing = [path for path in line if not path.is_dir()]
+    attempts = 0
+    while absent := [path for path in line if not path.is_dir()]:
+        attempts += 1
+        try:
+            absent[-1].mkdir()
+        except FileNotFoundError:
+            if attempts > _MAX_ATTEMPTS:  # not removed by another: the file system makes no folders there
+                raise
+        except FileExistsError:
+            if _is_no_folder(absent[-1]):
+                raise NotADirectoryError(errno.ENOTDIR, f"{absent[-1]} is not a folder") from None
     return missing
+
+
+def _is_no_folder(path: Path) -> bool:
+    """Whether something else has this name, a link that leads nowhere included."""
+    try:
+        return not stat.S_ISDIR(path.lstat().st_mode) and not path.is_dir()
+    except FileNotFoundError:
+        return False
 
 
 def _locked(run_dir: Path) -> int:
