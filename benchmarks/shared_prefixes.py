@@ -21,7 +21,6 @@ from spear_rl.engines.base import Batch, Term
 from spear_rl.engines.hf import HFEngine
 from spear_rl.engines.models.load import model_in_folder
 from spear_rl.engines.models.tiny import tiny_tokenizer
-from spear_rl.engines.packed import attention
 from spear_rl.functional import clipped_surrogate
 
 SHAPES: dict[str, dict[str, int]] = {
@@ -37,10 +36,6 @@ def main() -> None:
     asked.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cuda", "cpu"])
     asked.add_argument("--model", type=Path, help="a transformers folder")
     asked.add_argument("--episodes", type=int)
-    asked.add_argument(
-        "--kernels", default="flash", choices=["flash", "tree"],
-        help="attention to shared prefixes on a GPU: flash attention over gathered keys, or kernels of our own",
-    )  # fmt: skip
     asked.add_argument("--repeats", type=int, default=3)
     asked.add_argument(
         "--rows", default="all", choices=["all", "turns", "episodes"],
@@ -50,7 +45,6 @@ def main() -> None:
     for name, size in sizes.items():
         asked.add_argument(f"--{name}", type=int, default=size)
     arguments = asked.parse_args()
-    attention.TREE_KERNELS = arguments.kernels == "tree"
     arguments.episodes = arguments.episodes or (128 if arguments.device == "cuda" else 8)
     for share in (False, True):
         print(measured(arguments, share=share), flush=True)

@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -143,19 +144,16 @@ def test_the_turns_of_an_episode_are_fed_once(tokenizer):
     assert 0 <= 2 * 30 + 2 * 3 * (4 * 6 + 5 * 8) - fed[True] <= 20
 
 
-def test_micro_batches_respect_the_budget_of_distinct_tokens_and_of_gathered_keys(tokenizer):
+def test_micro_batches_respect_the_budget_of_distinct_tokens(tokenizer):
     rng = random.Random(1)
     rows, masks = episodes(rng, groups=3, size=4, turns=6, first=40, log=3, answer=2)
     batch, budget = batch_of(rng, rows, masks), 80
     parts = engine_of(tokenizer, share=True, micro_batch_tokens=budget)._micro_batches(batch)
     assert sorted(n for part in parts for n in part.rows.tolist()) == list(range(len(rows)))
     assert len(parts) > 3
-    for part in parts:
-        fed, paths = part.model_inputs["input_ids"].numel(), part.model_inputs["rows"].paths
-        assert fed <= budget
-        assert paths is None or len(paths.index) <= layout.MAX_PATH_TOKENS * budget
+    assert all(part.model_inputs["input_ids"].numel() <= budget for part in parts)
     many = batch_of(rng, [[5, 6, 7, 8]] * 100)
-    assert len(engine_of(tokenizer, share=True, micro_batch_tokens=4)._micro_batches(many)) == 100 * 4 // (16 * 4) + 1
+    assert len(engine_of(tokenizer, share=True, micro_batch_tokens=4)._micro_batches(many)) == 1
 
 
 def test_rows_that_share_little_are_laid_out_as_before(tokenizer):
@@ -165,7 +163,7 @@ def test_rows_that_share_little_are_laid_out_as_before(tokenizer):
     batch = batch_of(rng, rows)
     parts = [engine_of(tokenizer, share=share)._micro_batches(batch) for share in (False, True)]
     assert [p.rows.tolist() for p in parts[0]] == [p.rows.tolist() for p in parts[1]]
-    assert all(p.model_inputs["rows"].paths is None for p in parts[1])
+    assert all(p.model_inputs["rows"].blocks is None for p in parts[1])
 
 
 @pytest.mark.parametrize("how", ["adapter", "checkpointing", "reference", "critic"])
@@ -210,50 +208,9 @@ def test_a_wrong_shared_layout_is_found_out_before_training(tokenizer, monkeypat
 
     model = model_of("llama")
     assert not disagreement(model, tokenizer, plain_head=True, generates=False)
-    right = layout.Paths
-    monkeypatch.setattr(
-        layout, "Paths", lambda index, starts, blocks: right(index, starts, replace(blocks, ends=blocks.ends.roll(1)))
-    )
+    right = tree.Blocks.of
+    monkeypatch.setattr(tree.Blocks, "of", lambda ends, device: right(np.roll(ends, 1), device))
     assert "common prefix" in disagreement(model, tokenizer, plain_head=True, generates=False)
-
-
-def per_row(q, k, starts, key_starts, max_q, max_k):
-    """(queries, keys, allowed pairs) of each row: a causal mask aligned to the end of its keys."""
-    for n in range(len(starts) - 1):
-        own, keys = slice(starts[n], starts[n + 1]), slice(key_starts[n], key_starts[n + 1])
-        count, length = len(q[own]), len(k[keys])
-        assert 0 < count <= min(max_q, length)
-        assert length <= max_k
-        yield own, keys, torch.ones(count, length, dtype=torch.bool).tril(length - count)
-
-
-def flash_forward(q, k, v, starts, key_starts, max_q, max_k, dropout, causal, debug, *, scale):
-    """What the fused kernel computes."""
-    out, sums, group = torch.empty_like(q), q.new_empty(q.shape[1], len(q)), q.shape[1] // k.shape[1]
-    assert causal
-    for own, keys, mask in per_row(q, k, starts, key_starts, max_q, max_k):
-        scores = torch.einsum("qhd,khd->hqk", q[own], k[keys].repeat_interleave(group, 1)) * scale
-        scores = scores.masked_fill(~mask, float("-inf"))
-        out[own] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v[keys].repeat_interleave(group, 1))
-        sums[:, own] = scores.logsumexp(-1)
-    return out, sums, None, None, None
-
-
-def flash_backward(grad, q, k, v, out, sums, starts, key_starts, max_q, max_k, dropout, causal, seed, unused, *, scale):
-    by_query, by_key, by_value, group = *map(torch.empty_like, (q, k, v)), q.shape[1] // k.shape[1]
-    assert causal
-    for own, keys, mask in per_row(q, k, starts, key_starts, max_q, max_k):
-        key, value = (x[keys].repeat_interleave(group, 1) for x in (k, v))
-        scores = torch.einsum("qhd,khd->hqk", q[own], key) * scale
-        weights = (scores - sums[:, own, None]).exp() * mask
-        slope = weights * (torch.einsum("qhd,khd->hqk", grad[own], value) - (grad * out)[own].sum(-1).T[:, :, None])
-        by_query[own] = torch.einsum("hqk,khd->qhd", slope, key) * scale
-        for total, each in (
-            (by_key, torch.einsum("hqk,qhd->khd", slope, q[own]) * scale),
-            (by_value, torch.einsum("hqk,qhd->khd", weights, grad[own])),
-        ):
-            total[keys] = each.unflatten(1, (-1, group)).sum(2)
-    return by_query, by_key, by_value
 
 
 def tree_scores(q, k, blocks, scale):
@@ -293,9 +250,9 @@ def test_blocks_say_what_the_paths_say(seed, size):
         patch.setattr(tree, "BLOCK", size)
         patch.setattr(tree, "SPAN", 3)
         inputs, places = layout.packed_inputs(batch.input_ids[order], lengths[order], shared, torch.device("cpu"))
-    if (paths := inputs["rows"].paths) is None:
+    if (blocks := inputs["rows"].blocks) is None:
         return
-    count, blocks = inputs["input_ids"].numel(), paths.blocks
+    count = inputs["input_ids"].numel()
     on_path = torch.zeros(count, count, dtype=torch.bool)
     for row, length in enumerate(lengths[order].tolist()):
         for column in range(length):
@@ -313,13 +270,11 @@ def test_blocks_say_what_the_paths_say(seed, size):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("is_tree", [False, True])
-def test_the_operators_for_gpus_train_as_plain_code_does(tokenizer, monkeypatch, compiled, is_tree):
+def test_the_operators_for_gpus_train_as_plain_code_does(tokenizer, monkeypatch, compiled):
     """Their kernels, which need a GPU, are replaced by what they compute."""
     from torch._dynamo.utils import counters
 
     computed = SimpleNamespace(tree_attention=tree_forward, tree_attention_backward=tree_backward)
-    monkeypatch.setattr(attention, "TREE_KERNELS", is_tree)
     monkeypatch.setattr(attention, "TREE_WIDTHS", (8,))
     monkeypatch.setattr(attention, "tree_kernels", lambda: computed)
 
@@ -328,8 +283,6 @@ def test_the_operators_for_gpus_train_as_plain_code_does(tokenizer, monkeypatch,
     engines = [engine_of(tokenizer, share=share) for share in (False, True)]
     expected = [results(engines[0], batch) for batch in batches]
     monkeypatch.setattr(attention, "_is_fused", lambda q: True)
-    monkeypatch.setattr(attention, "_flash_forward", flash_forward)
-    monkeypatch.setattr(attention, "_flash_backward", flash_backward)
     if compiled:
         torch._dynamo.reset()
         for layer in engines[1].model.model.layers:
@@ -339,6 +292,15 @@ def test_the_operators_for_gpus_train_as_plain_code_does(tokenizer, monkeypatch,
         assert_same(results(engines[1], batch), wanted)
         graphs.append(counters["stats"]["unique_graphs"])
     assert len(set(graphs)) == 1  # the first batch compiled all that was needed
+
+
+@pytest.mark.parametrize(("width", "shares"), [(16, True), (64, True), (80, False), (256, False)])
+def test_on_a_gpu_rows_share_only_where_the_kernels_take_the_width(monkeypatch, width, shares):
+    monkeypatch.setattr(attention, "find_spec", lambda name: object())
+    model = model_of("llama", hidden_size=4 * width)
+    assert attention.can_share(model)
+    there = SimpleNamespace(device=torch.device("cuda"), config=model.config)
+    assert attention.can_share(there) == shares
 
 
 def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
@@ -351,10 +313,8 @@ def alfworld_like(rng: random.Random, *, groups: int, turns: int = 16) -> Batch:
 
 
 @needs_gpu
-@pytest.mark.parametrize("is_tree", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), [(9, 3, 64), (4, 4, 32), (16, 2, 128), (6, 1, 80)])
-def test_on_a_gpu_a_row_attends_to_its_path_forwards_and_backwards(monkeypatch, heads, kv_heads, width, is_tree):
-    monkeypatch.setattr(attention, "TREE_KERNELS", is_tree)
+def test_on_a_gpu_a_row_attends_to_its_path_forwards_and_backwards(heads, kv_heads, width):
     rng = random.Random(heads)
     rows = episodes(rng, groups=2, size=3, turns=5, first=140, log=31, answer=12)[0]
     batch = batch_of(rng, [*rows, *random_tree(rng, 9), rows[3]])
@@ -385,12 +345,10 @@ def gpu_engine(tokenizer, *, share: bool, **options) -> HFEngine:
 
 
 @needs_gpu
-@pytest.mark.parametrize("is_tree", [False, True])
 @pytest.mark.parametrize(
     "options", [{}, {"micro_batch_tokens": 1500, "max_kept_tokens": 3000}, {"checkpointing": True}]
 )
-def test_on_a_gpu_shared_prefixes_train_as_separate_rows_do(tokenizer, monkeypatch, options, is_tree):
-    monkeypatch.setattr(attention, "TREE_KERNELS", is_tree)
+def test_on_a_gpu_shared_prefixes_train_as_separate_rows_do(tokenizer, options):
     batch = alfworld_like(random.Random(0), groups=2, turns=6)
     found = []
     for share in (False, True):
@@ -406,11 +364,9 @@ def test_on_a_gpu_shared_prefixes_train_as_separate_rows_do(tokenizer, monkeypat
 
 
 @needs_gpu
-@pytest.mark.parametrize("is_tree", [False, True])
-def test_on_a_gpu_nothing_is_compiled_anew_for_other_shared_rows(tokenizer, monkeypatch, is_tree):
+def test_on_a_gpu_nothing_is_compiled_anew_for_other_shared_rows(tokenizer):
     from torch._dynamo.utils import counters
 
-    monkeypatch.setattr(attention, "TREE_KERNELS", is_tree)
     rng, engine = random.Random(1), gpu_engine(tokenizer, share=True)
     seen = []
     for groups, turns in ((2, 4), (1, 3), (3, 7), (1, 12)):

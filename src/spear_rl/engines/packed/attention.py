@@ -22,13 +22,7 @@ from spear_rl.engines.packed.tree import TREE_WIDTHS, Blocks
 
 NAME = "spear"
 
-TREE_KERNELS = False
-"""Attend to paths with `tree_kernels`, instead of gathering their keys for flash attention.
-
-Off: right in Triton's interpreter, and never measured on a GPU (`benchmarks/shared_prefixes.py --kernels tree`).
-"""
-
-_flash_forward, _flash_backward = torch.ops.aten._flash_attention_forward, torch.ops.aten._flash_attention_backward
+_flash_forward = torch.ops.aten._flash_attention_forward
 
 _UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias", "indices", "block_indices")
 """What models may ask of attention beyond causal softmax; ignoring it would change results silently."""
@@ -48,32 +42,21 @@ class CachedRows:
 
 
 @dataclass(frozen=True)
-class Paths:
-    """Which tokens N rows attend to, where they share prefixes: each row owns the last tokens of its path."""
-
-    index: Tensor
-    """[P] int32, the tokens of all paths, one path after another; ascending within a path."""
-    starts: Tensor
-    """[N + 1] int32: the path of row n is index[starts[n]] to index[starts[n + 1]]."""
-    blocks: Blocks
-    """The same, as `tree_kernels` and plain code read it."""
-
-
-@dataclass(frozen=True)
 class Rows:
     """How T packed tokens divide into N rows."""
 
     starts: Tensor
     """[N + 1] int32: row n is tokens starts[n] to starts[n + 1]."""
     limit: int
-    """Every row, or path, is shorter than this. At least 2: torch.compile specialises on 1."""
+    """Every row is shorter than this. At least 2: torch.compile specialises on 1."""
     cached: CachedRows | None = None
-    paths: Paths | None = None
+    blocks: Blocks | None = None
+    """Where rows share prefixes: a row has only tokens of its own, and these say what else it attends to."""
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device | str) -> Rows:
         """Rows of these lengths, without a cache."""
-        starts = torch.tensor([0, *lengths]).cumsum(0).to(device, torch.int32)
+        starts = torch.tensor([0, *lengths]).cumsum(0).to(device, torch.int32, non_blocking=True)
         return cls(starts, max(lengths) + 1)
 
 
@@ -97,6 +80,15 @@ def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
     is_half = dtype in (torch.bfloat16, torch.float16)
     is_cuda = device.type == "cuda" and find_spec("torch.nn.attention.varlen") is not None
     return is_cuda and is_half and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def can_share(model: Any) -> bool:
+    """Whether packed rows of the model may share prefixes: on a GPU that needs our kernels."""
+    if model.device.type != "cuda":
+        return True
+    config = model.config.get_text_config()
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return width in TREE_WIDTHS and find_spec("triton") is not None
 
 
 def use_packed_attention(model: Any) -> None:
@@ -157,93 +149,33 @@ def _is_fused(q: Tensor) -> bool:
 
 
 def _row_attention(q: Tensor, k: Tensor, v: Tensor, rows: Rows, scale: float) -> Tensor:
-    """Each row attends to itself, or to its path."""
-    paths = rows.paths
-    if _VARLEN is not None and _is_fused(q):
-        out: Tensor
-        if paths is None:
-            out = _VARLEN(
-                q, k, v, rows.starts, rows.starts, rows.limit - 1, rows.limit - 1, scale=scale, window_size=(-1, 0)
-            )
-        elif TREE_KERNELS and q.shape[2] in TREE_WIDTHS:
-            blocks = paths.blocks
-            out = torch.ops.spear.tree_attention(q, k, v, blocks.ends, blocks.starts, blocks.keys, blocks.spans, scale)[
-                0
-            ]
-        else:
-            out = torch.ops.spear.path_attention(q, k, v, paths.index, rows.starts, paths.starts, rows.limit, scale)[0]
+    """Each row attends to itself, and to the prefix that it shares with earlier rows."""
+    blocks = rows.blocks
+    if _is_fused(q) and blocks is not None and q.shape[2] in TREE_WIDTHS:
+        out: Tensor = torch.ops.spear.tree_attention(
+            q, k, v, blocks.ends, blocks.starts, blocks.keys, blocks.spans, scale
+        )[0]
         return out
+    if _is_fused(q) and blocks is None and _VARLEN is not None:
+        apart: Tensor = _VARLEN(
+            q, k, v, rows.starts, rows.starts, rows.limit - 1, rows.limit - 1, scale=scale, window_size=(-1, 0)
+        )
+        return apart
     places = torch.arange(q.shape[0], device=q.device, dtype=torch.int32)
-    if paths is None:
+    if blocks is None:
         row = torch.searchsorted(rows.starts, places, right=True) - 1
         mask = row[:, None] == row
     else:
-        mask = places[:, None] < paths.blocks.ends
+        mask = places[:, None] < blocks.ends
     return _masked(q, k, v, mask & (places[:, None] >= places), scale)
 
 
-# Operators of our own, because the backward pass gathers the keys again: kept for all layers, they would be several
-# times as large as all other activations. A causal mask is aligned to the end of a path, as flash attention has it.
-@torch.library.custom_op("spear::path_attention", mutates_args=())
-def _path_attention(
-    q: Tensor, k: Tensor, v: Tensor, index: Tensor, starts: Tensor, path_starts: Tensor, limit: int, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Each row's queries attend to its path; ([T, heads, width] outputs, [heads, T] log-sum-exp)."""
-    keys, values = k.index_select(0, index), v.index_select(0, index)
-    out, log_sums = _flash_forward(
-        q, keys, values, starts, path_starts, limit - 1, limit - 1, 0.0, True, False, scale=scale
-    )[:2]
-    return out.contiguous(), log_sums.contiguous()
-
-
-@_path_attention.register_fake
-def _(q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
-
-
-@torch.library.custom_op("spear::path_attention_backward", mutates_args=())
-def _path_attention_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sums: Tensor, index: Tensor, starts: Tensor,
-    path_starts: Tensor, limit: int, scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of queries, keys and values; those of a shared token are summed in float32."""
-    keys, values = k.index_select(0, index), v.index_select(0, index)
-    seed, unused = torch.zeros(2, dtype=torch.uint64, device=q.device), torch.empty(0, device=q.device)
-    by_query, *others = _flash_backward(
-        grad, q, keys, values, out, log_sums, starts, path_starts, limit - 1, limit - 1, 0.0, True, seed, unused,
-        scale=scale,
-    )  # fmt: skip
-    del keys, values
-    sums = []
-    while others:
-        zeros = torch.zeros(k.shape, dtype=torch.float32, device=k.device)
-        sums.append(zeros.index_add_(0, index, others.pop(0).float()).to(k.dtype))
-    return by_query.contiguous(), sums[0], sums[1]
-
-
-@_path_attention_backward.register_fake
-def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-
-
-def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.limit, ctx.scale = inputs
-    ctx.save_for_backward(*tensors[:3], *output, *tensors[3:])
-
-
-def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    found = torch.ops.spear.path_attention_backward(grad, *ctx.saved_tensors, ctx.limit, ctx.scale)
-    return (*found, None, None, None, None, None)
-
-
-_path_attention.register_autograd(_backward, setup_context=_keep_for_backward)
-
-
+# Operators of our own: for torch.compile they are opaque, so nothing is traced per batch.
 @torch.library.custom_op("spear::tree_attention", mutates_args=())
 def _tree_attention(
     q: Tensor, k: Tensor, v: Tensor, ends: Tensor, starts: Tensor, keys: Tensor, spans: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """As `path_attention`, without gathering."""
+    """Every token attends to its path; ([T, heads, width] outputs, [heads, T] base-2 log-sum-exp)."""
     found: tuple[Tensor, Tensor] = tree_kernels().tree_attention(q, k, v, Blocks(ends, starts, keys, spans), scale)
     return found
 
@@ -341,7 +273,7 @@ _VARLEN = _varlen() if torch.version.cuda else None
 
 
 def tree_kernels() -> Any:
-    """Our Triton kernels for paths."""
+    """Our Triton kernels for rows that share prefixes."""
     from spear_rl.engines.packed import tree_kernels
 
     return tree_kernels

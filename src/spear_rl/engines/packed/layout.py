@@ -2,11 +2,12 @@
 
 The turns of an episode are rows whose prompts extend each other, and a group's episodes begin alike. Sorted, every row
 owns what it does not share with the row before it; its queries attend to its whole path, most of which earlier rows
-own. So N rows remain N rows for attention, and everything else runs over distinct tokens.
+own. So the model runs over distinct tokens.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,14 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spear_rl.engines.packed.attention import Paths, Rows
+from spear_rl.engines.packed.attention import Rows
 from spear_rl.engines.packed.tree import Blocks
 
 LEAST_SAVED = 0.1
-"""Of all tokens; where sharing saves less, rows are laid out separately: keys need not be gathered then."""
-
-MAX_PATH_TOKENS = 16
-"""Keys gathered per micro-batch, as a multiple of its token budget: a few kilobytes each, in one layer at a time."""
+"""Of all tokens; where sharing saves less, rows are laid out separately, for flash attention."""
 
 
 def row_order(input_ids: Tensor, lengths: Tensor, *, share: bool) -> tuple[Tensor, Tensor]:
@@ -41,12 +39,12 @@ def row_order(input_ids: Tensor, lengths: Tensor, *, share: bool) -> tuple[Tenso
 
 def packed_cuts(lengths: Tensor, shared: Tensor, max_tokens: int) -> list[int]:
     """Where micro-batches of at most `max_tokens` distinct tokens begin, of rows that share as `row_order` says."""
-    cuts, fed, on_paths = [0], 0, 0
+    cuts, fed = [0], 0
     for place, (length, common) in enumerate(zip(lengths.tolist(), shared.tolist(), strict=True)):
-        fed, on_paths = fed + length - common, on_paths + length
-        if place > cuts[-1] and (fed > max_tokens or on_paths > MAX_PATH_TOKENS * max_tokens):
+        fed += length - common
+        if place > cuts[-1] and fed > max_tokens:
             cuts.append(place)
-            fed, on_paths = length, length
+            fed = length
     return cuts
 
 
@@ -70,14 +68,9 @@ def packed_inputs(
     fed = np.concatenate([ids[row, begin:end] for row, (begin, end) in spans])
     depth = np.concatenate([line[begin:end] for _, (begin, end) in spans])
     fed_ids, positions = torch.from_numpy(np.stack([fed, depth.astype(fed.dtype)])).to(device, non_blocking=True)
-    if shared.any():
-        kept = counts > 0  # a row that occurs twice has no queries
-        index = torch.from_numpy(np.concatenate([grid[row, :end] for row, (begin, end) in spans if begin < end]))
-        blocks = Blocks.of(_path_ends(grid, counts, spans), device)
-        paths = Paths(index.to(device, non_blocking=True), _starts(lengths[kept], device), blocks)
-        rows = Rows(_starts(counts[kept], device), int(lengths.max()) + 1, paths=paths)
-    else:
-        rows = Rows.of(lengths.tolist(), device)
+    blocks = Blocks.of(_path_ends(grid, counts, spans), device) if shared.any() else None
+    own = counts[counts > 0].tolist()  # a row that occurs twice has no tokens of its own
+    rows = replace(Rows.of(own, device), blocks=blocks)
     return {"input_ids": fed_ids[None], "position_ids": positions[None], "rows": rows}, places
 
 
@@ -90,7 +83,3 @@ def _path_ends(
     for (_, (_, length)), (row, (shared, _)) in pairwise(spans):
         ends[places[row - 1, shared:length]] = begins[row]
     return ends
-
-
-def _starts(counts: Tensor, device: torch.device) -> Tensor:
-    return torch.cat([counts.new_zeros(1), counts]).cumsum(0).to(device, torch.int32, non_blocking=True)

@@ -35,12 +35,11 @@ def tree_attention_backward(
     """Gradients of queries, keys and values; those of a shared token are summed in float32."""
     grad, q, k, v = (x.contiguous() for x in (grad, q, k, v))
     count, heads, width = q.shape
-    slopes = (grad.float() * out.float()).sum(-1).T.contiguous()
-    by_query = torch.empty_like(q)
+    by_query, slopes = torch.empty_like(q), torch.empty_like(log_sums)
     by_key, by_value = torch.zeros((2, *k.shape), dtype=torch.float32, device=q.device)
     shape = {"heads": heads, "kv_heads": k.shape[1], "width": width, "block": BLOCK, "num_warps": 4}
     _backward_queries[(triton.cdiv(count, BLOCK), heads)](
-        grad, q, k, v, by_query, log_sums, slopes, blocks.ends, blocks.starts, blocks.keys,
+        grad, q, k, v, out, by_query, log_sums, slopes, blocks.ends, blocks.starts, blocks.keys,
         scale * _LOG2_E, scale, count, **shape, num_stages=2,
     )  # fmt: skip
     _backward_keys[(len(blocks.spans), heads)](
@@ -85,7 +84,7 @@ def _forward(
 
 @triton.jit(do_not_specialize=["count"])
 def _backward_queries(
-    grad, q, k, v, by_query, log_sums, slopes, ends, starts, keys, sharpness, scale, count,
+    grad, q, k, v, out, by_query, log_sums, slopes, ends, starts, keys, sharpness, scale, count,
     heads: tl.constexpr, kv_heads: tl.constexpr, width: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     place, head = tl.program_id(0), tl.program_id(1)
@@ -96,7 +95,9 @@ def _backward_queries(
     asked = tl.load(q + own, mask=is_real[:, None], other=0.0)
     wished = tl.load(grad + own, mask=is_real[:, None], other=0.0)
     log_sum = tl.load(log_sums + head * count + row, mask=is_real, other=0.0)
-    slope = tl.load(slopes + head * count + row, mask=is_real, other=0.0)
+    found = tl.load(out + own, mask=is_real[:, None], other=0.0)
+    slope = tl.sum(wished.to(tl.float32) * found.to(tl.float32), 1)
+    tl.store(slopes + head * count + row, slope, mask=is_real)  # for `_backward_keys`
     summed = tl.zeros([block, width], tl.float32)
     for entry in range(tl.load(starts + place), tl.load(starts + place + 1)):
         token = tl.load(keys + entry) * block + tl.arange(0, block)
