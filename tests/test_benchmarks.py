@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 
 from spear_rl.app.config import load
 from spear_rl.integrations.verl.launch import verl_settings
@@ -21,6 +22,16 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture(autouse=True)
 def _path(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
+
+
+@pytest.mark.parametrize(("name", "millions"), [("random-0.5b", 494), ("random-1.5b", 1544)])
+def test_random_models_have_the_size_of_the_published_ones(name, millions):
+    from benchmarks.gpu.workload import random_model
+
+    with torch.device("meta"):
+        model = random_model(name)
+    assert round(model.num_parameters() / 1e6) == millions
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
 
 
 def test_an_agentic_rollout_is_the_same_work_whatever_is_sampled():

@@ -21,11 +21,23 @@ import torch
 PACKAGES = ("torch", "triton", "transformers", "accelerate", "trl", "vllm", "verl", "flash-attn", "numpy", "spear-rl")
 
 
+RANDOM = {
+    "random-0.5b": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
+                    "num_key_value_heads": 2},
+    "random-1.5b": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12,
+                    "num_key_value_heads": 2},
+}  # fmt: skip
+"""Shapes of Qwen2.5."""
+
+MODELS = f"smollm2, tiny, {', '.join(RANDOM)} (Qwen2.5's shape, random weights) or a transformers folder"
+"""What `--model` takes."""
+
+
 def parser(description: str | None) -> argparse.ArgumentParser:
     """What every part takes."""
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cuda", "cpu"])
-    made.add_argument("--model", default="smollm2", help="smollm2, tiny or a transformers folder")
+    made.add_argument("--model", default="smollm2", help=MODELS)
     made.add_argument("--out", type=Path, help="where to write the result as JSON, besides printing it")
     return made
 

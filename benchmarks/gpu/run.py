@@ -58,12 +58,13 @@ class Line:
 def main(defaults: Sequence[str] = (), description: str | None = None) -> None:
     """Runs with `defaults` before the words of the command line."""
     import torch
+    from benchmarks.gpu.machine import MODELS
 
     asked = argparse.ArgumentParser(
         description=description or __doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     asked.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cuda", "cpu"])
-    asked.add_argument("--model", default="smollm2", help="smollm2, tiny or a transformers folder")
+    asked.add_argument("--model", default="smollm2", help=MODELS)
     asked.add_argument("--only", nargs="+", metavar="PART[:ENGINE]", help=f"of {', '.join(PARTS)}")
     asked.add_argument("--without", nargs="+", metavar="PART[:ENGINE]", default=[])
     asked.add_argument("--vllm-path", help="folder with vLLM and its transformers, put first on vLLM's import path")

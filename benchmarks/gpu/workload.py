@@ -8,17 +8,31 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from benchmarks.gpu.machine import dtype_of
+from benchmarks.gpu.machine import RANDOM, dtype_of
 
 from spear_rl.engines.base import Batch
 from spear_rl.engines.hf import HFEngine
 from spear_rl.engines.models.load import model_by_name
+from spear_rl.engines.models.tiny import tiny_tokenizer
 from spear_rl.envs import ENVIRONMENTS
 
 
 def loaded(name: str) -> tuple[Any, Any]:
-    """(model in float32, tokenizer)."""
+    """(model in float32, tokenizer); of RANDOM in bfloat16."""
+    if name in RANDOM:
+        return random_model(name), tiny_tokenizer(_texts())
     return model_by_name(name, texts=_texts, seed=0)
+
+
+def random_model(name: str) -> Any:
+    """A model of a known shape with random weights: as fast as the real one."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=151936, tie_word_embeddings=True, max_position_embeddings=32768, dtype=torch.bfloat16, **RANDOM[name]
+    )
+    return Qwen2ForCausalLM._from_config(config)
 
 
 def _texts() -> list[str]:
