@@ -98,11 +98,19 @@ def prepare_layers(model: Any, *, packed: bool, compiled: bool, checkpointing: b
             raise UserError(f"engine.checkpointing: {type(model).__name__} does not support it; leave it out")
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if compiled:
-        kinds = set(model._no_split_modules or ())
+        kinds, options = set(model._no_split_modules or ()), _compiler_options()
         for module in model.modules():
             if type(module).__name__ in kinds:
                 # The layers are alike and sizes are symbolic, so only the first one is compiled, once.
-                module.compile(dynamic=True)
+                module.compile(dynamic=True, options=options)
+
+
+def _compiler_options() -> dict[str, Any]:
+    """Without a fusion that asks how many tokens there are, and compiles anew for micro-batches of another size."""
+    from torch._inductor import config
+
+    fusion = "mix_order_reduction"  # from torch 2.10 on
+    return {f"triton.{fusion}": False} if hasattr(config.triton, fusion) else {}
 
 
 def checkpoint_layers(model: Any) -> None:
