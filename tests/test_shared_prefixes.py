@@ -296,11 +296,11 @@ def test_the_operators_for_gpus_train_as_plain_code_does(tokenizer, monkeypatch,
 
 @pytest.mark.parametrize(("width", "shares"), [(16, True), (64, True), (80, False), (256, False)])
 def test_on_a_gpu_rows_share_only_where_the_kernels_take_the_width(monkeypatch, width, shares):
-    monkeypatch.setattr(attention, "find_spec", lambda name: object())
+    monkeypatch.setattr(layout, "find_spec", lambda name: object())
     model = model_of("llama", hidden_size=4 * width)
-    assert attention.can_share(model)
+    assert layout.can_share(model)
     there = SimpleNamespace(device=torch.device("cuda"), config=model.config)
-    assert attention.can_share(there) == shares
+    assert layout.can_share(there) == shares
 
 
 def relative(got: torch.Tensor, expected: torch.Tensor) -> float:

@@ -23,8 +23,7 @@ from spear_rl.engines.memory import MAX_LOGITS, OUT_OF_MEMORY, memory_guard, rai
 from spear_rl.engines.models import prepare
 from spear_rl.engines.models.lora import merged_weights, save_adapter
 from spear_rl.engines.models.master_weights import MasterWeights
-from spear_rl.engines.packed.attention import can_share
-from spear_rl.engines.packed.layout import packed_cuts, packed_inputs, row_order
+from spear_rl.engines.packed.layout import can_share, packed_cuts, packed_inputs, row_order
 from spear_rl.engines.vision import Pixels, VisionDecoder
 from spear_rl.functional.losses import LossInputs
 from spear_rl.rollout.collect import Lockstep
@@ -98,8 +97,7 @@ class HFEngine:
             has_images=processor is not None,
         )  # fmt: skip
         compiled = self.packed and model.device.type == "cuda" if compiled is None else compiled
-        self._checkpointing = checkpointing
-        self._share_prefixes = share_prefixes and self.packed and can_share(model)
+        self._checkpointing, self._share_prefixes = checkpointing, share_prefixes and self.packed and can_share(model)
         prepare.prepare_layers(model, packed=self.packed, compiled=compiled, checkpointing=checkpointing)
         ends = prepare.all_end_ids(model, tokenizer) if end_ids is None else list(end_ids)
         self._slots: SlotDecoder | None = None

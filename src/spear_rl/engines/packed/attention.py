@@ -82,15 +82,6 @@ def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
     return is_cuda and is_half and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def can_share(model: Any) -> bool:
-    """Whether packed rows of the model may share prefixes: on a GPU that needs our kernels."""
-    if model.device.type != "cuda":
-        return True
-    config = model.config.get_text_config()
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return width in TREE_WIDTHS and find_spec("triton") is not None
-
-
 def use_packed_attention(model: Any) -> None:
     """Make `model` attend through `packed_attention`."""
     from transformers import AttentionInterface

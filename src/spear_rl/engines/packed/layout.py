@@ -8,6 +8,7 @@ own. So the model runs over distinct tokens.
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
@@ -16,10 +17,19 @@ import torch
 from torch import Tensor
 
 from spear_rl.engines.packed.attention import Rows
-from spear_rl.engines.packed.tree import Blocks
+from spear_rl.engines.packed.tree import TREE_WIDTHS, Blocks
 
 LEAST_SAVED = 0.1
 """Of all tokens; where sharing saves less, rows are laid out separately, for flash attention."""
+
+
+def can_share(model: Any) -> bool:
+    """Whether packed rows of the model may share prefixes: on a GPU that needs our kernels."""
+    if model.device.type != "cuda":
+        return True
+    config = model.config.get_text_config()
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return width in TREE_WIDTHS and find_spec("triton") is not None
 
 
 def row_order(input_ids: Tensor, lengths: Tensor, *, share: bool) -> tuple[Tensor, Tensor]:
