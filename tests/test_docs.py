@@ -303,6 +303,9 @@ def test_the_differences_of_the_small_tasks_are_those_of_the_kept_results():
     twelve_seeds = tool.Cells(ROOT / "experiments" / "results" / "dr_bot_gigpo.csv")
     further = [line for line in tool.tables(twelve_seeds, ["ours", "paper", "ours_step"]) if line.startswith("| `")]
     assert [row for row in rows + further[:2] + further[4:6] + further[8:10] if row not in details] == []
+    step_part = tool.Cells(ROOT / "experiments" / "results" / "step_part.csv")
+    fresh = [line for line in tool.tables(step_part, ["ours", "ours_step"]) if line.startswith("| `")]
+    assert [row for row in fresh[:5] + fresh[10:15] if row not in details] == []
     page = (ROOT / "README.md").read_text("utf-8")
     readme = re.findall(r"^\| `.*\| ([\d.]+) \| (.*) \| (.*) \|$", page, re.MULTILINE)
     gains = [tuple(tool.interval(cells.by_seed(task, arm)) for arm in ("ours", "paper")) for task in cells.tasks]
