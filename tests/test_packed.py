@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.distributions import Categorical
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -363,6 +365,18 @@ def test_slots_are_kept_for_their_conversation_until_another_needs_them(make):
     assert slots.take(1, [1, 2, 9, 9]) == (a, 2)
     assert slots.take(3, [4, 5]) == (b, 0)
     assert slots.take(2, [4]) is None
+
+
+@given(st.lists(st.integers(0, 1)), st.lists(st.integers(0, 1), min_size=1))
+def test_a_slot_is_reused_up_to_the_first_token_that_differs_but_the_last_is_always_fed(held, prompt):
+    slots = Slots(
+        SimpleNamespace(config=LlamaConfig(), device="cpu", get_input_embeddings=lambda: nn.Embedding(1, 1)), 1
+    )
+    slots.release(slots.take(0, held)[0], held)
+    _, reused = slots.take(0, prompt)
+    assert reused < len(prompt)
+    assert held[:reused] == prompt[:reused]
+    assert reused in (len(held), len(prompt) - 1) or held[reused] != prompt[reused]
 
 
 def test_a_model_whose_attention_is_not_plain_is_refused_in_one_sentence(tokenizer):

@@ -58,8 +58,6 @@ class _Request:
     slot: Slot
     num_cached: int
     """Tokens of the prompt that the slot holds already."""
-    uniform: Tensor = field(default_factory=lambda: torch.empty(0))
-    """[max_new_tokens] random numbers."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
@@ -82,7 +80,7 @@ class SlotDecoder:
         # Inputs and outputs of captured steps, whose addresses are fixed. The rows of `_state` are: token to feed, its
         # position, where its slot begins, number of tokens written before it.
         self._state = torch.zeros(4, most, dtype=torch.int64, device=device)
-        self._uniform = torch.zeros(most, 1, device=device)
+        self._noise = torch.zeros(num_slots + 1, 1, device=device)  # random numbers of each slot's request
         self._bases = torch.zeros(most + 1, dtype=torch.int32, device=device)
         self._starts = torch.arange(most + 1, dtype=torch.int32, device=device)
         self._prefill_tokens = torch.zeros(3, PREFILL_SIZES[-1], dtype=torch.int64, device=device)
@@ -101,8 +99,8 @@ class SlotDecoder:
         is_new = self.slots.make_room(length)
         if is_new:
             attach_cache(self.model, self.slots.layers)
-        if self._uniform.shape[1] < max_new_tokens:
-            self._uniform = torch.zeros(self._uniform.shape[0], max_new_tokens, device=self._uniform.device)
+        if self._noise.shape[1] < max_new_tokens:
+            self._noise = self._noise.new_zeros(len(self._noise), max_new_tokens)
             is_new = True
         if is_new:
             self._graphs.clear()
@@ -120,9 +118,12 @@ class SlotDecoder:
         state = torch.tensor(rows, dtype=torch.int64).T
         self._state[:, :count] = state.to(self._state.device, non_blocking=True)
         self._bases[:count] = self._state[2, :count].int()
-        uniform = torch.stack([r.uniform for r in requests])
-        self._uniform[:count, : uniform.shape[1]] = uniform.to(self._uniform.device, non_blocking=True)
         return step
+
+    def seed(self, requests: Sequence[_Request], seeds: Sequence[int], max_new_tokens: int) -> None:
+        """Give each request the random numbers of its seed; they are kept by slot."""
+        noise = uniforms(torch.tensor(seeds, dtype=torch.int64), max_new_tokens)
+        self._noise[_slot_numbers(requests), :max_new_tokens] = noise.to(self._noise.device, non_blocking=True)
 
     def results(self, count: int) -> Callable[[], _Sampled]:
         """Reads what the last step sampled; waits for that step, not for later ones."""
@@ -160,7 +161,7 @@ class SlotDecoder:
                 self.slots.copy(group[0].slot.number, [r.slot.number for r in group[1:]], len(group[0].prompt))
         rows = torch.stack([logits[id(group[0])] for group in groups.values() for _ in group])
         order = [r for group in groups.values() for r in group]
-        uniform = torch.stack([r.uniform[0] for r in order]).to(rows.device)
+        uniform = self._noise[_slot_numbers(order), 0]
         found = chosen(rows, uniform, temperature=sampling.temperature, top_p=sampling.top_p)
         place = {id(r): n for n, r in enumerate(order)}
         index = torch.tensor([place[id(r)] for r in requests], device=rows.device)
@@ -221,8 +222,7 @@ class SlotDecoder:
             bases32, starts = self._bases[: size + 1].clone(), self._starts[: size + 1].clone()
             cached = CachedRows(bases32, (positions + 1).int(), bases + positions, self.slots.length)
             logits = self._logits(tokens.clone(), positions.clone(), Rows(starts, 2, cached))
-            column = num_written.clamp(max=self._uniform.shape[1] - 1)
-            uniform = self._uniform[:size].gather(1, column[:, None]).squeeze(1)
+            uniform = self._noise[bases // self.slots.length, num_written.clamp(max=self._noise.shape[1] - 1)]
             found = chosen(logits, uniform, temperature=sampling.temperature, top_p=sampling.top_p)
             self._result[:, :size] = torch.stack([x.double() for x in found])
             tokens.copy_(found[0])
@@ -327,9 +327,7 @@ class SlotStream:
                 break
             self._waiting.popleft()
             new.append(_Request(key, prompt, *taken))
-        seeds = torch.tensor([self._next_seed(r.key, seed_of(r.prompt)) for r in new], dtype=torch.int64)
-        for request, uniform in zip(new, uniforms(seeds, most), strict=True):
-            request.uniform = uniform
+        self._decoder.seed(new, [self._next_seed(r.key, seed_of(r.prompt)) for r in new], most)
         first = self._decoder.first_tokens(new, self._sampling)
         for request, token, logprob, entropy in zip(new, *first, strict=True):
             self._append(request, token, logprob, entropy)
@@ -372,6 +370,10 @@ class SlotStream:
         source = f"{self._seed}/{key}/{turn}" if own is None else f"own/{own}"
         digest = hashlib.blake2b(source.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little", signed=True)
+
+
+def _slot_numbers(requests: Sequence[_Request]) -> list[int]:
+    return [r.slot.number for r in requests]
 
 
 def _prefill_batches(requests: Sequence[_Request]) -> list[list[_Request]]:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
+from itertools import chain, pairwise
 from typing import Any, Literal, Protocol
 
 from spear_rl.errors import ConfigError
@@ -34,7 +35,8 @@ MAX_CACHED = 1 << 16
 MAX_CACHED_CHARACTERS = 2000
 """Longer segments are rarely seen twice."""
 
-_BOUNDARY = re.compile(r"(?<=[!-~]\n)(?=[!-~]| [A-Za-z'-])|(?<=;)(?= [A-Za-z])")
+_BOUNDARY = re.compile(r"[\n;](?:(?<=[!-~]\n)(?=[!-~]| [A-Za-z'-])|(?<=;)(?= [A-Za-z]))")
+"""The last character of a segment. It begins with the characters that it looks for, which halves the time."""
 
 
 class Renderer(Protocol):
@@ -217,7 +219,7 @@ class Encoder:
         if not self._has_segments:
             return self._ids(text)
         parts = (self._cached_ids(s) if len(s) <= MAX_CACHED_CHARACTERS else self._ids(s) for s in segments(text))
-        return [token_id for part in parts for token_id in part]
+        return list(chain.from_iterable(parts))
 
     def _ids(self, text: str) -> list[int]:
         if self._has_segments and (backend := self._tokenizer.backend_tokenizer).truncation is backend.padding is None:
@@ -233,7 +235,8 @@ def segments(text: str) -> list[str]:
     A line's end counts only between visible ASCII characters, with at most one space after it and then a word: in a
     longer run of white space, or before a digit or an added token, the tokenizer may merge across it.
     """
-    return _BOUNDARY.split(text)
+    ends = (found.end() for found in _BOUNDARY.finditer(text))
+    return [text[begin:end] for begin, end in pairwise([0, *ends, len(text)])]
 
 
 class MessageRenderer:
