@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.gpu.run import main
 
-DEFAULTS = ["--only", "agentic", "--timeout", "280", "--total", "560", "--out", "agentic_rollouts.json"]
+DEFAULTS = ["--only", "agentic", "--timeout", "230", "--total", "570", "--out", "agentic_rollouts.json"]
 
 if __name__ == "__main__":
     main(DEFAULTS, __doc__)

@@ -1,11 +1,13 @@
 """A whole RL step on the same work: ours, TRL's GRPOTrainer with vLLM colocated, and verl with vLLM.
 
-    python benchmarks/rl_step_peers.py --model FOLDER --vllm-path SITE_PACKAGES            # vLLM, TRL and verl in it
-    python benchmarks/rl_step_peers.py --model FOLDER --only rl_step:verl --timeout 590 --vllm-path SITE_PACKAGES
+    python benchmarks/rl_step_peers.py --model FOLDER --vllm-path SITE_PACKAGES            # vLLM and TRL in it
+    python benchmarks/rl_step_peers.py --model FOLDER --only rl_step:verl --timeout 560 --out verl.json \\
+        --vllm-path SITE_PACKAGES
     python benchmarks/rl_step_peers.py --device cpu --model tiny                           # a rehearsal: ours and TRL
 
-verl and TRL 1.16 cannot share an environment, and verl takes minutes to start: give it a command of its own. Prints
-one table in Markdown and writes rl_step_peers.json. What is measured: benchmarks/gpu/rl_step.py.
+verl takes minutes to start and runs only when named, in a command of its own. Prints one table in Markdown and writes
+rl_step_peers.json; `python -m benchmarks.gpu --join FILES` makes one table of several. What is measured:
+benchmarks/gpu/rl_step.py.
 """
 
 import sys
@@ -15,9 +17,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.gpu.run import main
 
-DEFAULTS = ["--only", "rl_step", "--timeout", "300", "--total", "590", "--out", "rl_step_peers.json"]
-if "cpu" not in sys.argv:  # transformers' generate behind TRL is for the rehearsal
-    DEFAULTS += ["--without", "rl_step:trl"]
+DEFAULTS = ["--timeout", "240", "--total", "570", "--out", "rl_step_peers.json"]
+DEFAULTS += ["--only", "rl_step:base", "rl_step:spear", "rl_step:trl-vllm"]
+if "cpu" in sys.argv:
+    DEFAULTS += ["rl_step:trl"]  # TRL with transformers' generate
 
 if __name__ == "__main__":
     main(DEFAULTS, __doc__)

@@ -1,6 +1,6 @@
 """One update: our packed training with shared prefixes beside plain transformers (SDPA, flash-attn) and TRL's update.
 
-    python benchmarks/training_peers.py --model random-0.5b                                # Qwen2.5's shape
+    python benchmarks/training_peers.py --model random-0.5b --size training:micro-batch-tokens=16384
     python benchmarks/training_peers.py --model FOLDER --size training:layout=turns        # rows that share nothing
     python benchmarks/training_peers.py --device cpu --model tiny                          # a rehearsal
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
+import time
 from argparse import Namespace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -32,6 +34,44 @@ def test_random_models_have_the_size_of_the_published_ones(name, millions):
         model = random_model(name)
     assert round(model.num_parameters() / 1e6) == millions
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+
+
+def test_whatever_a_random_model_writes_has_a_text_and_its_folder_is_read_as_it_was(tmp_path):
+    from benchmarks.gpu.workload import random_tokenizer
+    from transformers import AutoTokenizer, Qwen2Config
+
+    from spear_rl.rollout.rendering.renderer import ChatRenderer
+
+    tokenizer = random_tokenizer(3000)
+    tokenizer.save_pretrained(tmp_path)
+    Qwen2Config(vocab_size=3000).save_pretrained(tmp_path)  # by its model's type transformers takes another class
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    assert len(tokenizer) == len(again) == 3000
+    text = "You open the drawer 2. It is empty. \u00e9"
+    assert again(text)["input_ids"] == tokenizer(text)["input_ids"]
+    assert again.decode(again(text)["input_ids"]) == text
+    renderer = ChatRenderer(again)
+    prompt = renderer.prompt([{"role": "user", "content": text}])
+    assert prompt[0] == again.convert_tokens_to_ids("<|im_start|>")
+    said = [random.Random(0).randrange(600, 2990) for _ in range(20)]
+    assert renderer.parse(said) == again.decode(said).strip()
+    assert len(set(renderer.parse(said).split())) == len(set(said))
+
+
+def test_work_of_rollouts_and_rows_counts_what_is_shared_once():
+    from benchmarks.gpu.work import RolloutWork, RowWork, rollout_work, row_work
+
+    rows = [[1, 2, 3], [1, 2, 4, 5], [1, 2, 4], [7]]
+    assert row_work(rows, 5, share=False) == RowWork(11, 6 + 10 + 6 + 1, 5)
+    prefixes = {tuple(row[: at + 1]) for row in rows for at in range(len(row))}
+    assert row_work(rows, 5, share=True) == RowWork(len(prefixes), sum(map(len, prefixes)), 5)
+
+    # Two siblings after a prompt of 4; one turn of 3 tokens, and two of 2 and 1 with an observation of 5 between.
+    work = rollout_work([(4, [[(3, 9)], [(2, 5), (1, 9)]])])
+    fed = [range(1, 5), range(5, 7), range(5, 12)]  # number of keys that each token sees
+    assert work == RolloutWork(
+        computed=sum(map(len, fed)), sampled=6, attended=sum(map(sum, fed)), keys_read=(1 + 2) + 1 + 4 * 2, steps=2
+    )
 
 
 def test_an_agentic_rollout_is_the_same_work_whatever_is_sampled():
@@ -132,19 +172,140 @@ def test_vllm_is_driven_through_every_turn_of_every_episode(monkeypatch):
         module.__dict__.update(contents)
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda name: range(5000))
-    arguments = Namespace(**agentic.SIZES["cpu"], model="folder", option=[])
-    for name, (play, vocabulary) in agentic.vllm(arguments):
-        episodes = agentic.episodes_of(arguments, vocabulary, 0)
-        play(episodes)
-        assert all(episode.turn == arguments.turns for episode in episodes), name
-    assert engine.num_steps == arguments.episodes * arguments.turns
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "")
+    for which, names in (("vllm", ["vllm", "vllm, turn by turn"]), ("vllm-process", ["vllm-process"])):
+        engine.num_steps, measured = 0, []
+        arguments = Namespace(**agentic.SIZES["cpu"], model="folder", option=[], engine=which)
+        for name, (play, vocabulary) in agentic.vllm(arguments):
+            measured.append(name)
+            episodes = agentic.episodes_of(arguments, vocabulary, 0)
+            play(episodes)
+            assert all(episode.turn == arguments.turns for episode in episodes), name
+        assert measured == names
+        assert engine.num_steps == arguments.episodes * arguments.turns
+        assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == str(int(which == "vllm-process"))
+
+
+VERL = """
+import sys, time
+for step in range(1, 5):
+    print(f"step:{step} - timing_s/step:{step} - timing_s/gen:0.5 - num_turns/mean:2.0", flush=True)
+time.sleep(float(sys.argv[1]))
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("is_ended", [False, True])
+def test_a_run_of_verl_that_is_cut_short_tells_of_the_steps_it_made(is_ended, tmp_path):
+    """By a failure, or from outside, when it also ends what it has started."""
+    marker, out = f"verl{os.getpid()}{is_ended}", tmp_path / "result.json"
+    program = f"""
+import sys
+from benchmarks.gpu import rl_step
+rl_step.verl_command = lambda *_: [sys.executable, "-c", {VERL!r}, "{600 if is_ended else 0}", "{marker}"]
+sys.argv[1:] = "--engine verl --device cpu --model none --out {out}".split()
+rl_step.main()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])},
+    )
+    if is_ended:
+        until(out.is_file)
+        process.terminate()
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 1, said
+    assert is_ended or "verl ended with code 3 after 4 steps" in said
+    kept = json.loads(out.read_text())["results"]["verl"]
+    assert [step["seconds"] for step in kept["steps"]] == [1, 2, 3, 4]
+    assert (kept["seconds"], kept["update_s"], kept["turns"], kept["peak_gib"]) == (3, 2.5, 8, None)
+    until(lambda: not running(marker))
+
+
+def until(is_so, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def running(marker: str) -> bool:
+    lines = (path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists())
+    try:
+        return any(marker.encode() in line for line in lines)
+    except OSError:  # it ended meanwhile
+        return running(marker)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes by /proc")
+@pytest.mark.parametrize(("seconds", "patience", "error"), [(0, 60, None), (600, 3, "not done after 3 s")])
+def test_what_a_part_leaves_running_is_ended_with_it(seconds, patience, error):
+    marker = f"left{os.getpid()}{seconds}"
+    leaves = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:4], start_new_session=True)"
+    command = [sys.executable, "-c", f"{leaves}; time.sleep({seconds})", sys.executable, "-c"]
+    command += ["import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)", marker]
+    program = f"""
+from benchmarks.gpu import run
+run._adopt_orphans()
+print(run._run({command!r}, {patience}, {{}}), run.descendants())
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == f"{error} []", done.stderr
+    assert not running(marker)
+
+
+def test_runs_are_joined_by_model_and_no_failure_replaces_a_measurement(tmp_path):
+    from benchmarks.gpu.run import joined, lines, told
+
+    sizes = {"tasks": 2, "warmups": 1, "steps": 3}
+
+    def step(*seconds: float, **more: object) -> dict[str, object]:
+        name = "base" if len(seconds) == 4 else "verl"
+        steps = [{"seconds": one} for one in seconds]
+        return {"sizes": sizes | more, "results": {name: {"seconds": sorted(seconds)[1], "steps": steps}}}
+
+    copy = {"copy_bytes_per_s": 1e9, "matmul_flops": 1e9}
+    shape = {"num_layers": 1, "width": 10, "kv_width": 10, "body": 1000, "head": 500}
+    work = {"rollout": {"computed": 10**6, "sampled": 1, "attended": 0, "keys_read": 0, "steps": 1}}
+    work["rows"] = {"tokens": 10**6, "attended": 0, "trained": 0}
+    runs = [
+        {"model": "/a/135m", "rl_step:base": step(9, 1, 2, 4) | {"work": work, "facts": {"torch": "2"}}},
+        {"model": "135m", "rl_step:verl": step(8, 4, tasks=4), "rl_step:base": {"error": "broken"}},
+        {"model": "135m", "floor:floor": {"shape": shape, "ceilings": copy, "results": {"generation": {}}}},
+        {"model": "1.5b", "rl_step:trl": {"error": "out of memory"}},
+    ]
+    runs[2]["floor:floor"]["results"] = {"generation": {"tokens_per_s": 5.0}}
+    files = [tmp_path / f"{number}.json" for number in range(len(runs))]
+    for file, run in zip(files, runs, strict=True):
+        file.write_text(json.dumps(run))
+    models = joined(files)
+    assert list(models) == ["135m", "1.5b"]
+    found = {line.whose: line for line in lines(models["135m"])[:5]}
+    assert (found["ours"].value, found["ours"].spread) == (2, (1, 4))
+    assert (found["verl with vLLM"].value, found["verl with vLLM"].verdict) == (8, "4.00x as fast")
+    assert found["floor"].value == pytest.approx(2 + 6, rel=0.01)
+    said = told(models["135m"])
+    assert "1.00 to 4.00" in said
+    assert "rl_step:verl: other work than the rest of rl_step" in said
+    assert "rl_step:base: torch 2" in said
+    assert "rl_step:base 1, 3" in said
+    assert "out of memory" in told(models["1.5b"])
 
 
 @pytest.mark.slow
 def test_a_rehearsal_writes_a_table_and_everything_needed_to_repeat_it(tmp_path):
     command = [sys.executable, ROOT / "benchmarks" / "agentic_rollouts.py", "--device", "cpu", "--model", "tiny"]
     done = subprocess.run(
-        [*map(str, command), "--only", "agentic:ours"], capture_output=True, text=True, cwd=tmp_path, timeout=300
+        [*map(str, command), "--only", "agentic:ours", "agentic:vllm", "floor"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert "| agentic rollouts " in done.stdout

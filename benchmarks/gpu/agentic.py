@@ -4,18 +4,23 @@ Every episode is a growing conversation: a first prompt that its group shares, t
 and an observation. Lengths are drawn from a seed and are the same for everybody; an observation does not depend on the
 answer, so everybody has the same work whatever is sampled. Nothing ends an answer but its length. Both return
 log-probabilities and go on with an episode as soon as its answer is there (continuous batching); nothing of an earlier
-rollout may be reused, as after an update. Tokens per second count sampled tokens only.
+rollout may be reused, as after an update. Tokens per second count sampled tokens only. vLLM has CUDA graphs, prefix
+caching and asynchronous scheduling, as it has by default; `vllm` runs it inside this process, as a trainer that shares
+the GPU does, and `vllm-process` in a process of its own, which is its default.
 """
 
 from __future__ import annotations
 
 import ast
 import random
+import sys
+import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.gpu.machine import median, parser, peak_gib, repeated, report, sized
+from benchmarks.gpu.work import RolloutWork, rollout_work
 
 from spear_rl.types import ShortPrompt
 
@@ -65,50 +70,61 @@ def episodes_of(arguments: Any, vocabulary: int, number: int) -> list[Episode]:
     return found
 
 
+def work_of(episodes: list[Episode], siblings: int) -> RolloutWork:
+    """Before they are played."""
+    turns = [list(zip(e.answers, map(len, e.observations), strict=True)) for e in episodes]
+    return rollout_work((len(episodes[at].ids), turns[at : at + siblings]) for at in range(0, len(episodes), siblings))
+
+
 Rollout = Callable[[list[Episode]], None]
 
 
 def main() -> None:
     asked = parser(__doc__)
-    asked.add_argument("--engine", choices=["ours", "vllm"], default="ours")
+    asked.add_argument("--engine", choices=["ours", "vllm", "vllm-process"], default="ours")
     for name in SIZES["cuda"]:
         asked.add_argument(f"--{name}", type=int)
     asked.add_argument("--option", action="append", default=[], help="KEY=VALUE for our engine or for vLLM's LLM")
     arguments = sized(asked.parse_args(), SIZES)
     results: dict[str, Any] = {}
-    work: dict[str, int] = {}
+    size = {name: getattr(arguments, name) for name in SIZES["cuda"]}
     for name, (play, vocabulary) in (ours if arguments.engine == "ours" else vllm)(arguments):
+        numbers = range(arguments.warmups + arguments.repeats)
+        rollouts = [episodes_of(arguments, vocabulary, number) for number in numbers]  # not a part of the time
+        last = rollouts[-1]
+        size |= {"tokens": sum(sum(episode.answers) for episode in last)}
+        work = work_of(last, arguments.siblings)
 
-        def once(number: int, play: Rollout = play, vocabulary: int = vocabulary) -> None:
-            episodes = episodes_of(arguments, vocabulary, number)
-            play(episodes)
-            work["tokens"] = sum(sum(episode.answers) for episode in episodes)
-            work["longest"] = max(len(episode.ids) for episode in episodes)
+        def once(number: int, play: Rollout = play, rollouts: list[list[Episode]] = rollouts) -> None:
+            play(rollouts[number])
 
         try:
             first, taken = repeated(
                 once, arguments.device, num_warmups=arguments.warmups, num_repeats=arguments.repeats
             )
         except Exception as error:  # another version of vLLM may be driven otherwise: the rest still counts
-            if not results:
-                raise
+            traceback.print_exc()
             results[name] = {"error": f"{type(error).__name__}: {error}"[:300]}
             continue
+        size |= {"longest": max(len(episode.ids) for episode in last)}
         results[name] = {
-            "tokens_per_s": work["tokens"] / median(taken),
+            "tokens_per_s": size["tokens"] / median(taken),
             "turns_per_s": arguments.episodes * arguments.turns / median(taken),
             "seconds": median(taken),
             "all_s": taken,
             "first_call_s": first,
-            "peak_gib": peak_gib(arguments.device),
+            "peak_gib": peak_gib(arguments.device) if arguments.engine != "vllm-process" else None,
         }
-    size = {name: getattr(arguments, name) for name in SIZES["cuda"]}
-    report({"part": "agentic", "engine": arguments.engine, "sizes": size | work, "results": results}, arguments.out)
+        told = {"part": "agentic", "engine": arguments.engine, "sizes": size, "work": asdict(work)}
+        report(told | {"results": results}, arguments.out)
+    if all("error" in result for result in results.values()):
+        sys.exit("; ".join(f"{name}: {result['error']}" for name, result in results.items()))
 
 
 def longest(arguments: Any) -> int:
     """No conversation has more tokens."""
-    return int(arguments.first * 5 / 4) + arguments.turns * (ANSWER[1] + OBSERVATION[1]) + 2
+    first, turns = int(arguments.first), int(arguments.turns)
+    return first * 5 // 4 + turns * (ANSWER[1] + OBSERVATION[1]) + 2
 
 
 def ours(arguments: Any) -> Iterator[tuple[str, tuple[Rollout, int]]]:
@@ -144,7 +160,9 @@ def ours(arguments: Any) -> Iterator[tuple[str, tuple[Rollout, int]]]:
 def vllm(arguments: Any) -> Iterator[tuple[str, tuple[Rollout, int]]]:
     import os
 
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    is_apart = arguments.engine == "vllm-process"
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(is_apart))
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # a fork may not use CUDA
     from transformers import AutoTokenizer
     from vllm import LLM, SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -197,8 +215,9 @@ def vllm(arguments: Any) -> Iterator[tuple[str, tuple[Rollout, int]]]:
             for episode, output in zip(episodes, outputs, strict=True):
                 episode.answered(list(output.outputs[0].token_ids))
 
-    yield "vllm, turn by turn", (lockstep, vocabulary)
-    yield "vllm", (continuous, vocabulary)
+    yield arguments.engine, (continuous, vocabulary)
+    if not is_apart:
+        yield "vllm, turn by turn", (lockstep, vocabulary)
 
 
 if __name__ == "__main__":

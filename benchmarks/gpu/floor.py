@@ -1,8 +1,10 @@
-"""The floor under generation and training: what this machine's own copy and matrix product would take for the work.
+"""The floor under each part: what this machine's own copy and matrix product would take for the work.
 
 Ceilings are measured here and now: a large copy (bytes read and written a second) and a large matrix product. Work is
 counted from below: multiplications of the matrices and of causal attention, weights and keys and values read once a
 decoding step, the optimizer's state read and written once. Nothing is counted for sampling, softmax, norms or launches.
+Of multi-turn rollouts and of whole steps the parts count their own work (`RolloutWork`, `RowWork`), where prefixes that
+rows or siblings share count once; the table joins it with the ceilings.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any
 import torch
 from benchmarks.gpu import generation, training
 from benchmarks.gpu.machine import dtype_of, median, parser, repeated, report
+from benchmarks.gpu.work import RolloutWork, RowWork
 from benchmarks.gpu.workload import loaded, rollout_rows
 
 
@@ -122,6 +125,21 @@ def training_floor(
     optimizer = parameters * 28 / copy
     total = 3 * forward / matmul + optimizer
     return {"seconds": total, "optimizer_s": optimizer, "tokens_per_s": tokens / total}
+
+
+def seconds_of_rollout(shape: Shape, copy: float, matmul: float, work: RolloutWork, *, width: int = 2) -> float:
+    """If all multiplications ran at one ceiling while all reads ran at the other."""
+    operations = 2 * shape.body * work.computed + 2 * shape.head * work.sampled
+    operations += 4 * shape.num_layers * shape.width * work.attended
+    kv_bytes = 2 * shape.num_layers * shape.kv_width * width
+    return max(operations / matmul, (work.steps * (shape.body + shape.head) * width + kv_bytes * work.keys_read) / copy)
+
+
+def seconds_of_update(shape: Shape, copy: float, matmul: float, work: RowWork) -> float:
+    """As `training_floor`, of rows that may share their beginnings."""
+    forward = 2 * shape.body * work.tokens + 4 * shape.num_layers * shape.width * work.attended
+    forward += 2 * shape.head * work.trained
+    return 3 * forward / matmul + (shape.body + shape.head) * 28 / copy
 
 
 if __name__ == "__main__":

@@ -33,11 +33,11 @@ def main() -> None:
     arguments = sized(asked.parse_args(), SIZES)
     results: dict[str, Any] = {}
     for name, generate in ENGINES[arguments.engine](arguments).items():
-        vocabulary = arguments.vocabulary
+        numbers = range(arguments.warmups + arguments.repeats)
+        prompts = [random_prompts(arguments.batch, arguments.prompt, arguments.vocabulary, seed=n) for n in numbers]
 
-        def once(number: int, generate: GenerateFn = generate, vocabulary: int = vocabulary) -> None:
-            prompts = random_prompts(arguments.batch, arguments.prompt, vocabulary, seed=number)
-            lengths = generate(prompts)
+        def once(number: int, generate: GenerateFn = generate, prompts: list[list[list[int]]] = prompts) -> None:
+            lengths = generate(prompts[number])
             if lengths != [arguments.new_tokens] * arguments.batch:
                 raise RuntimeError(f"not every prompt got {arguments.new_tokens} tokens: {sorted(set(lengths))}")
 

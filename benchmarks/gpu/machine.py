@@ -18,7 +18,19 @@ from typing import Any
 
 import torch
 
-PACKAGES = ("torch", "triton", "transformers", "accelerate", "trl", "vllm", "verl", "flash-attn", "numpy", "spear-rl")
+PACKAGES = (
+    "torch",
+    "triton",
+    "transformers",
+    "accelerate",
+    "trl",
+    "vllm",
+    "verl",
+    "ray",
+    "flash-attn",
+    "numpy",
+    "spear-rl",
+)
 
 
 RANDOM = {
@@ -115,8 +127,10 @@ def median(values: Sequence[float]) -> float:
 
 
 def report(result: dict[str, Any], out: Path | None) -> None:
-    """Print a part's result and keep it."""
+    """Print a part's result and keep it; a later call replaces an earlier one's, which told of less."""
     text = json.dumps({"seed": 0} | result | {"command": shlex.join(sys.argv), "facts": facts()})
     print(text, flush=True)
-    if out:
-        out.write_text(text, "utf-8")
+    if out:  # whoever reads it meanwhile, or ends this process, finds a whole one
+        whole = out.with_suffix(".new")
+        whole.write_text(text, "utf-8")
+        whole.replace(out)

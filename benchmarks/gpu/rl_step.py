@@ -4,10 +4,12 @@ Everybody plays the same environments with the same model, growing conversations
 reward would be 0 for an untrained model, and nothing to learn from is no work: episodes are paid by a coin that their
 own text tosses. `base` is GRPO, `spear` is GRPO with SPEAR's replay, and `trl` is TRL's GRPOTrainer with a rollout_func
 that plays through transformers' generate and keeps its weights in bfloat16 (its fastest setting; ours keeps float32
-masters). `trl-vllm` is the same with vLLM colocated, all living episodes in one call per turn, without the forward pass
-for importance weights. `verl` is verl's own synchronous trainer with vLLM; our agent loop plays the same tasks there,
-and verl looks for finished episodes every tenth of a second instead of every two seconds. The table shows the turns and
-tokens of each (verl's log counts observations with the answers, so its tokens are in the JSON only).
+masters). `trl-vllm` is the same with vLLM colocated, all living episodes in one call per turn. `verl` is verl's own
+synchronous trainer with vLLM; our agent loop plays the same tasks there, and verl looks for finished episodes every
+tenth of a second instead of every two seconds. Nobody does a forward pass for importance weights: the sampler's
+log-probabilities are the old ones (TRL takes the first forward pass of the update). An update is a step without its
+rollout. The table shows the turns and tokens of each (verl's log counts observations with the answers, so its tokens
+are in the JSON only).
 """
 
 from __future__ import annotations
@@ -15,14 +17,15 @@ from __future__ import annotations
 import random
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
 import torch
 from benchmarks.gpu.machine import dtype_of, forget_peak, median, parser, peak_gib, report, sized, synchronize
+from benchmarks.gpu.work import rollout_work, row_work
 from benchmarks.gpu.workload import engine_of, loaded
 
 from spear_rl.envs import ENVIRONMENTS
@@ -30,12 +33,13 @@ from spear_rl.rollout.env import Environment, Observation, StepResult, Task
 from spear_rl.rollout.generator import Sampling
 
 SIZES: dict[str, dict[str, Any]] = {
-    "cuda": {"tasks": 16, "siblings": 8, "turns": 10, "new_tokens": 32, "steps": 5, "warmups": 3, "trl_rows": 16},
+    "cuda": {"tasks": 16, "siblings": 8, "turns": 10, "new_tokens": 32, "steps": 5, "warmups": 3, "trl_rows": 0},
     "cpu": {"tasks": 2, "siblings": 2, "turns": 2, "new_tokens": 6, "steps": 2, "warmups": 1, "trl_rows": 2},
 }
 LEARNING_RATE = 1e-6
 STOP = "</action>"
 MAX_CONTEXT = 2048
+Steps = list[dict[str, float]]
 
 
 class CoinEnv:
@@ -72,8 +76,9 @@ def coin_tasks(split: str = "train", *, turns: int = 10, max_tasks: int = 64) ->
 def main() -> None:
     asked = parser(__doc__)
     asked.add_argument("--engine", choices=["base", "spear", "trl", "trl-vllm", "verl"], default="base")
-    for name in ("tasks", "siblings", "turns", "new-tokens", "steps", "warmups", "trl-rows"):
+    for name in ("tasks", "siblings", "turns", "new-tokens", "steps", "warmups"):
         asked.add_argument(f"--{name}", type=int)
+    asked.add_argument("--trl-rows", type=int, help="of one of TRL's micro-batches; 0 goes by the model's size")
     asked.add_argument("--trl-weights", choices=["bf16", "fp32"], default="bf16", help="fp32 computes by autocast")
     asked.add_argument("--vllm-memory", type=float, default=0.3, help="share of the GPU for TRL's and verl's vLLM")
     asked.add_argument("--option", action="append", default=[], help="KEY=VALUE for our engine, or for verl")
@@ -81,16 +86,22 @@ def main() -> None:
     tasks = coin_tasks(turns=arguments.turns, max_tasks=arguments.tasks * 4)
     if arguments.engine == "trl" and arguments.device == "cuda":
         arguments.steps, arguments.warmups = 2, 1  # a step takes it long, and it compiles nothing
-    play = {"trl": trl, "trl-vllm": trl, "verl": verl}.get(arguments.engine, ours)
-    result = play(tasks, arguments)
-    size = {name: getattr(arguments, name) for name in SIZES["cuda"]}
-    report(
-        {"part": "rl_step", "engine": arguments.engine, "sizes": size, "results": {arguments.engine: result}},
-        arguments.out,
-    )
+
+    def keep(steps: Steps, **known: Any) -> None:
+        """Write what there is, so that a run cut short tells of the steps it made."""
+        if len(steps) > arguments.warmups:
+            told = {"part": "rl_step", "engine": arguments.engine} | {"sizes": sizes_of(arguments)}
+            told["work"] = known.pop("work", None)
+            report(told | {"results": {arguments.engine: summary(steps, arguments) | known}}, arguments.out)
+
+    {"trl": trl, "trl-vllm": trl, "verl": verl}.get(arguments.engine, ours)(tasks, arguments, keep)
 
 
-def ours(tasks: Sequence[Task], arguments: Any) -> dict[str, Any]:
+def sizes_of(arguments: Any) -> dict[str, Any]:
+    return {name: getattr(arguments, name) for name in SIZES["cuda"]}
+
+
+def ours(tasks: Sequence[Task], arguments: Any, keep: Callable[..., None]) -> None:
     from spear_rl.algorithms import ALGORITHMS
     from spear_rl.rollout.collect import collect_groups
     from spear_rl.rollout.rendering.renderer import ChatRenderer
@@ -109,10 +120,10 @@ def ours(tasks: Sequence[Task], arguments: Any) -> dict[str, Any]:
         **({"num_slots": arguments.tasks * arguments.siblings} if arguments.device == "cuda" else {}),
     )
     algorithm = ALGORITHMS["grpo" if arguments.engine == "base" else "spear-grpo"]()
-    renderer, rng = ChatRenderer(tokenizer), random.Random(0)
+    renderer, rng, played = ChatRenderer(tokenizer), random.Random(0), list[Any]()
 
     def collect(step: int) -> Any:
-        return collect_groups(
+        groups = collect_groups(
             [tasks[(step * arguments.tasks + number) % len(tasks)] for number in range(arguments.tasks)],
             group_size=arguments.siblings,
             generator=engine,
@@ -121,8 +132,10 @@ def ours(tasks: Sequence[Task], arguments: Any) -> dict[str, Any]:
             step=step,
             max_context=MAX_CONTEXT,
         )
+        played[:] = groups
+        return groups
 
-    steps: list[dict[str, float]] = []
+    steps: Steps = []
     for step in range(arguments.warmups + arguments.steps):
         if step == arguments.warmups:
             forget_peak(arguments.device)
@@ -130,20 +143,41 @@ def ours(tasks: Sequence[Task], arguments: Any) -> dict[str, Any]:
         start = time.perf_counter()
         metrics = train_step(step, collect=collect, algorithm=algorithm, engine=engine, rng=rng)
         synchronize(arguments.device)
+        taken = time.perf_counter() - start
         steps.append(
             {
-                "seconds": time.perf_counter() - start,
+                "seconds": taken,
                 "rollout_s": metrics["time/rollout"],
-                "update_s": metrics["time/update"],
+                "update_s": taken - metrics["time/rollout"],
+                "optimizer_s": metrics["time/update"],
                 "turns": metrics["rollout/turns"] * metrics["rollout/episodes"],
                 "tokens": metrics["rollout/tokens"],
+                "flat_groups": metrics["rollout/flat_groups"],
                 "replayed": metrics.get("replay/trajectories", 0.0),
             }
         )
-    return summary(steps, arguments)
+        keep(steps, work=work_of(played))
 
 
-def trl(tasks: Sequence[Task], arguments: Any) -> dict[str, Any]:
+def work_of(groups: Sequence[Any]) -> dict[str, Any]:
+    """What cannot be left out of a step with these episodes; siblings share their first prompt."""
+    shapes, rows, trained = [], [], 0
+    for group in groups:
+        if not group.trajectories:
+            continue
+        episodes = []
+        for trajectory in group.trajectories:
+            prompts = [len(turn.prompt_ids) for turn in trajectory.turns]
+            answers = [len(turn.completion.token_ids) for turn in trajectory.turns]
+            ends = [*prompts[1:], prompts[-1] + answers[-1]]
+            episodes.append([(a, e - p - a) for p, a, e in zip(prompts, answers, ends, strict=True)])
+            rows.append([*trajectory.turns[-1].prompt_ids, *trajectory.turns[-1].completion.token_ids])
+            trained += sum(answers)
+        shapes.append((len(group.trajectories[0].turns[0].prompt_ids), episodes))
+    return {"rollout": asdict(rollout_work(shapes)), "rows": asdict(row_work(rows, trained, share=True))}
+
+
+def trl(tasks: Sequence[Task], arguments: Any, keep: Callable[..., None]) -> None:
     import os
     import tempfile
 
@@ -171,7 +205,10 @@ def trl(tasks: Sequence[Task], arguments: Any) -> dict[str, Any]:
         eos_token_id=tokenizer.eos_token_id,
         stop_strings=[STOP],
     )
-    counts: dict[str, float] = {}
+    num_episodes, counts = arguments.tasks * arguments.siblings, dict[str, float]()
+    millions = model.num_parameters() / 1e6
+    wanted = arguments.trl_rows or (16 if millions < 300 else 8 if millions < 1000 else 4)
+    arguments.trl_rows = next(size for size in range(min(wanted, num_episodes), 0, -1) if num_episodes % size == 0)
     with_vllm = arguments.engine == "trl-vllm"
     if with_vllm:
         model.name_or_path = arguments.model  # where TRL's vLLM reads it
@@ -237,7 +274,7 @@ def trl(tasks: Sequence[Task], arguments: Any) -> dict[str, Any]:
         }
 
     class Clock(TrainerCallback):  # type: ignore[misc]
-        steps: list[dict[str, float]] = []  # noqa: RUF012
+        steps: Steps = []  # noqa: RUF012
 
         def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
             synchronize(arguments.device)
@@ -249,8 +286,8 @@ def trl(tasks: Sequence[Task], arguments: Any) -> dict[str, Any]:
             synchronize(arguments.device)
             taken = time.perf_counter() - self.start
             self.steps.append({"seconds": taken, "update_s": taken - counts["rollout_s"], "replayed": 0.0} | counts)
+            keep(self.steps)
 
-    num_episodes = arguments.tasks * arguments.siblings
     vllm_settings: dict[str, Any] = {
         "use_vllm": True,
         "vllm_mode": "colocate",
@@ -258,7 +295,6 @@ def trl(tasks: Sequence[Task], arguments: Any) -> dict[str, Any]:
         "vllm_max_model_length": MAX_CONTEXT + arguments.new_tokens,
         "vllm_importance_sampling_correction": False,
     }
-    clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
         trainer = GRPOTrainer(
             model=model,
@@ -285,17 +321,17 @@ def trl(tasks: Sequence[Task], arguments: Any) -> dict[str, Any]:
             train_dataset=Dataset.from_list([{"prompt": task.id} for task in tasks]),
             processing_class=tokenizer,
             rollout_func=rollout,
-            callbacks=[clock],
+            callbacks=[Clock()],
         )
         trainer.train()
-    return summary(clock.steps, arguments)
 
 
-def verl(tasks: Sequence[Task], arguments: Any) -> dict[str, Any]:
+def verl(tasks: Sequence[Task], arguments: Any, keep: Callable[..., None]) -> None:
     """Runs `spear verl` with verl's own trainer in a process group of its own, and reads its log."""
     import os
     import signal
     import subprocess
+    import sys
     import tempfile
     from pathlib import Path
 
@@ -304,8 +340,9 @@ def verl(tasks: Sequence[Task], arguments: Any) -> dict[str, Any]:
     root = Path(__file__).parents[2]
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(root), str(root / "src")]))
     own = {"VERL_USE_EXTERNAL_MODULES": "spear_rl.integrations.verl.trainer,benchmarks.in_verl.same_answers"}
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # through the finally below
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        log, known = Path(folder) / "log", 0
         with log.open("w") as out:
             process = subprocess.Popen(
                 verl_command(arguments, folder),
@@ -316,18 +353,30 @@ def verl(tasks: Sequence[Task], arguments: Any) -> dict[str, Any]:
                 start_new_session=True,
             )
             try:
-                code = process.wait()
+                while (code := process.poll()) is None:
+                    time.sleep(2)
+                    is_whole = log.read_bytes().endswith(b"\n")  # no line is half written
+                    if is_whole and len(found := steps_of(log)) > known:
+                        known = len(found)
+                        _keep_verls(found, arguments, keep)
             finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGTERM)
-        text = log.read_text("utf-8", errors="replace")
-        if code:
-            print(text[-6000:])
-            raise RuntimeError(f"verl ended with code {code}: {text.strip().splitlines()[-1] if text.strip() else ''}")
-        found = steps_of(log)
-    if len(found) < arguments.warmups + arguments.steps:
+                for how in (signal.SIGTERM, signal.SIGKILL):
+                    with suppress(ProcessLookupError):
+                        os.killpg(process.pid, how)
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(8)
+                if sys.exc_info()[0]:
+                    print(log.read_text("utf-8", errors="replace")[-6000:])
+        text, found = log.read_text("utf-8", errors="replace"), steps_of(log)
+    _keep_verls(found, arguments, keep)
+    if code or len(found) < arguments.warmups + arguments.steps:
         print(text[-6000:])
-        raise RuntimeError(f"verl's log tells of {len(found)} steps")
+        last = text.strip().splitlines()[-1] if text.strip() else ""
+        raise RuntimeError(f"verl ended with code {code} after {len(found)} steps: {last}")
+
+
+def _keep_verls(found: Sequence[dict[str, float]], arguments: Any, keep: Callable[..., None]) -> None:
+    """Keep the steps that verl's log tells of."""
     episodes = arguments.tasks * arguments.siblings
     steps = [
         {
@@ -342,12 +391,17 @@ def verl(tasks: Sequence[Task], arguments: Any) -> dict[str, Any]:
         }
         for step in found
     ]
-    peak = max(step.get("perf/max_memory_allocated_gb", 0.0) for step in found)
-    return summary(steps, arguments) | {"peak_gib": peak, "last_metrics": found[-1]}
+    if found:
+        peak = max(step.get("perf/max_memory_allocated_gb", 0.0) for step in found)
+        keep(steps, trainer_peak_gib=peak, peak_gib=None, last_metrics=found[-1])
 
 
 def verl_command(arguments: Any, folder: str) -> list[str]:
-    """`spear verl` on the same tasks, its settings for one GPU made fast: bfloat16, CUDA graphs, a larger KV cache."""
+    """`spear verl` on the same tasks, its settings for one GPU made fast.
+
+    That is bfloat16, CUDA graphs, a larger KV cache, as many workers for agents as by default, and no forward pass for
+    the old log-probabilities.
+    """
     import sys
     from importlib.util import find_spec
     from pathlib import Path
@@ -357,7 +411,10 @@ def verl_command(arguments: Any, folder: str) -> list[str]:
     theirs |= {
         "actor_rollout_ref.actor.fsdp_config.dtype": "bfloat16",
         "actor_rollout_ref.actor.fsdp_config.model_dtype": "bf16",
+        "actor_rollout_ref.actor.fsdp_config.reshard_after_forward": "False",
         "actor_rollout_ref.rollout.enforce_eager": "False",
+        "actor_rollout_ref.rollout.agent.num_workers": str(min(8, arguments.tasks)),
+        "algorithm.rollout_correction.bypass_mode": "True",
         "actor_rollout_ref.rollout.max_num_seqs": str(max(arguments.tasks * arguments.siblings, 128)),
         "+actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes": "16000000000",
         "trainer.v1.trainer_mode": "sync",

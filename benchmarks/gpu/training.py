@@ -5,16 +5,20 @@ only real tokens. `ours` keeps no activations between the forward and the backwa
 twice; `ours-roomy` keeps as many as the memory allows, with micro-batches to match, which is what it does when not
 told otherwise. The plain one is what a page of transformers code does: rows padded to the longest of their
 micro-batch, logits of all tokens, float32 log-softmax, AdamW. `plain` keeps weights and optimizer in bfloat16 (fast,
-small, loses small updates) and uses scaled_dot_product_attention, `plain-flash` the package flash-attn; `plain-mixed`
-keeps weights in float32 and computes in bfloat16 by autocast, as ours does. `trl` is the update of TRL's GRPOTrainer
-(bfloat16 weights, rows of the same micro-batches), given the rows by a rollout_func; its time is that of a step without
-the rollout_func. With --layout log rows share prefixes as an episode's turns do; all count the tokens of whole rows.
+small, loses small updates) and uses scaled_dot_product_attention with a mask; `plain-flash` uses the package
+flash-attn, or, where it is missing, PyTorch's own flash kernel, which takes no mask: rows padded on the right need
+none. `plain-mixed` keeps weights in float32 and computes in bfloat16 by autocast, as ours does. `trl` is the update of
+TRL's GRPOTrainer (bfloat16 weights, rows of the same micro-batches), given the rows by a rollout_func; its time is that
+of a step without the rollout_func. With --layout log rows share prefixes as an episode's turns do; all count the tokens
+of whole rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import asdict
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -29,6 +33,7 @@ from benchmarks.gpu.machine import (
     sized,
     synchronize,
 )
+from benchmarks.gpu.work import row_work
 from benchmarks.gpu.workload import engine_of, loaded, log_rows, rollout_rows
 
 from spear_rl.algorithms import BASES
@@ -67,12 +72,16 @@ def main() -> None:
         )
     tokens = sum(int(batch.attention.sum()) for batch in batches) / 2
     trained = sum(int(batch.mask.sum()) for batch in batches) / 2
+    ids = [row[real].tolist() for row, real in zip(batches[0].input_ids, batches[0].attention, strict=True)]
+    whole, distinct = (row_work(ids, int(batches[0].mask.sum()), share=share) for share in (False, True))
     report(
         {
             "part": "training",
             "engine": arguments.engine,
             "sizes": {name: getattr(arguments, name) for name in SIZES["cuda"]}
             | {"tokens": tokens, "trained": trained},
+            "work": asdict(whole),
+            "distinct": asdict(distinct),
             "results": {
                 arguments.engine: {
                     "tokens_per_s": tokens / median(taken),
@@ -109,7 +118,8 @@ def ours(model: Any, tokenizer: Any, arguments: Any) -> Callable[[Batch], Any]:
 def plain(model: Any, arguments: Any) -> Callable[[Batch], Any]:
     device, is_mixed = arguments.device, arguments.engine == "plain-mixed"
     model = model.to(device, torch.float32 if is_mixed else dtype_of(device)).train()
-    model.set_attn_implementation("flash_attention_2" if arguments.engine == "plain-flash" else "sdpa")
+    has_package, is_flash = find_spec("flash_attn") is not None, arguments.engine == "plain-flash"
+    model.set_attn_implementation("flash_attention_2" if is_flash and has_package else "sdpa")
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=device == "cuda")
     policy_loss = BASES["grpo"]().loss
 
@@ -125,7 +135,8 @@ def plain(model: Any, arguments: Any) -> Callable[[Batch], Any]:
             )
             autocast = torch.autocast(device, torch.bfloat16) if is_mixed and device == "cuda" else nullcontext()
             with autocast:
-                logits = model(input_ids=ids, attention_mask=attention.long(), use_cache=False).logits
+                seen = None if is_flash and not has_package else attention.long()
+                logits = model(input_ids=ids, attention_mask=seen, use_cache=False).logits
             scores = logits[:, :-1].float().log_softmax(-1)
             picked = scores.gather(-1, ids[:, 1:, None]).squeeze(-1)
             logprobs = torch.cat([torch.zeros_like(picked[:, :1]), picked], 1)

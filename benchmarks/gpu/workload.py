@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -13,14 +14,14 @@ from benchmarks.gpu.machine import RANDOM, dtype_of
 from spear_rl.engines.base import Batch
 from spear_rl.engines.hf import HFEngine
 from spear_rl.engines.models.load import model_by_name
-from spear_rl.engines.models.tiny import tiny_tokenizer
 from spear_rl.envs import ENVIRONMENTS
 
 
 def loaded(name: str) -> tuple[Any, Any]:
     """(model in float32, tokenizer); of RANDOM in bfloat16."""
     if name in RANDOM:
-        return random_model(name), tiny_tokenizer(_texts())
+        model = random_model(name)
+        return model, random_tokenizer(model.config.vocab_size)
     return model_by_name(name, texts=_texts, seed=0)
 
 
@@ -33,6 +34,37 @@ def random_model(name: str) -> Any:
         vocab_size=151936, tie_word_embeddings=True, max_position_embeddings=32768, dtype=torch.bfloat16, **RANDOM[name]
     )
     return Qwen2ForCausalLM._from_config(config)
+
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def random_tokenizer(size: int) -> Any:
+    """`size` tokens, all of them with a text: random weights write any number, and no text would be no episode.
+
+    Of the class that transformers takes for a Qwen2 model whatever its folder names, so that it is read as it was.
+    """
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import Qwen2Tokenizer
+
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator(_texts(), vocab_size=2048, min_frequency=2, show_progress=False)
+    known = json.loads(trained.to_str())["model"]
+    special = ["<|endoftext|>", "<|im_end|>", "<|im_start|>"]
+    words = known["vocab"] | {f"\u0120q{number}z": number for number in range(len(known["vocab"]), size - len(special))}
+    tokenizer = Qwen2Tokenizer(
+        vocab=words,
+        merges=[tuple(pair) for pair in known["merges"]],
+        unk_token=special[0],
+        pad_token=special[0],
+        eos_token=special[1],
+        extra_special_tokens=special[2:],
+    )
+    tokenizer.chat_template = CHATML
+    return tokenizer
 
 
 def _texts() -> list[str]:

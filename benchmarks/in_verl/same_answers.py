@@ -39,14 +39,15 @@ def _recorded() -> dict[tuple[int, ...], deque[dict[str, Any]]]:
 async def _answered(self: Server, prompt: list[int]) -> Completion:
     if known := _recorded().get(tuple(prompt)):
         entry = known.popleft()
-        self.about |= entry["about"]
+        self.extra_fields |= entry["about"]
         return Completion(entry["ids"], entry["logprobs"], entry["truncated"])
     got = await _answer(self, prompt)
     if path := os.environ.get("VERL_RECORD"):
-        step = 1 + int(self.about.get("max_global_steps") or self.about.get("global_steps") or 0)
+        told = self.extra_fields
+        step = 1 + int(told.get("max_global_steps") or told.get("global_steps") or 0)
         entry = {"step": step, "prompt": prompt, "ids": got.token_ids, "logprobs": got.logprobs}
         with open(path, "a", encoding="utf-8") as file:
-            about = {"truncated": got.truncated, "about": self.about}
+            about = {"truncated": got.truncated, "about": told}
             file.write(json.dumps(entry | about, default=str) + "\n")
     return got
 
