@@ -246,9 +246,9 @@ def collate(
     return EpisodeBatch(
         input_ids=input_ids,
         attention=attention,
-        mask=torch.zeros(attention.shape, dtype=torch.bool).index_put(place, trains),
-        old_logprobs=torch.zeros(attention.shape).index_put(place, old),
-        advantages=torch.zeros(attention.shape).index_put(place, advantages),
+        mask=torch.zeros(attention.shape, dtype=torch.bool).index_put_(place, trains),
+        old_logprobs=torch.zeros(attention.shape).index_put_(place, old),
+        advantages=torch.zeros(attention.shape).index_put_(place, advantages),
         episodes=torch.arange(len(by_episode)).repeat_interleave(torch.tensor(list(map(len, by_episode)))),
         images=tuple(row.images for row in flat) if any(row.images for row in flat) else (),
     )
