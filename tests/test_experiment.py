@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import json
 import math
 import os
@@ -29,6 +30,7 @@ from hypothesis import strategies as st
 from chromium import PROGRAM, Browser
 from conftest import logged
 from spear_rl.app.compare.experiment import commands, jobs_of, live, read_plan
+from spear_rl.app.compare.experiment.about import cells_ran_on
 from spear_rl.app.compare.experiment.cells import cell_of, gpus
 from spear_rl.app.compare.experiment.measures import MEASURES
 from spear_rl.app.compare.experiment.plan import BUDGET
@@ -184,6 +186,9 @@ def refused(path, out=None):
         (PLAN + "[blocks.task.a]\npreset = ['x']\n", "[blocks.task.a]: preset must be a text"),
         (PLAN + "[settings.eval]\n", "not valid TOML"),
         ("arms = 3\n", "arms must be a table"),
+        (PLAN + "algoritm = {kl = 0.1}\n", "[arms.spear] has an unknown section algoritm; did you mean algorithm?"),
+        (PLAN + "[arms.Spear]\nalgorithm = {kl = 0.1}\n", "spear and Spear differ in case alone"),
+        (PLAN + BLOCKS + "[blocks.base.GRPO]\n", "grpo and GRPO differ in case alone"),
     ],
 )  # fmt: skip
 def test_a_plan_with_a_fault_is_refused_in_a_sentence_before_anything_runs(
@@ -288,6 +293,18 @@ def test_notes_say_what_else_differs_between_arms(written):
     assert not read_plan(written(PLAN)).notes
     easier = read_plan(written(PLAN + "task = {options = {num_digits = 3}}\n")).notes
     assert easier == ["not the same task: task.options is {'num_digits': 3} in spear and {'num_digits': 5} in base"]
+
+
+@pytest.mark.parametrize(("every", "is_told"), [(0, True), (1, False), (3, True), (9, True)])
+def test_a_note_says_that_a_mean_over_evaluations_is_of_one_alone(written, every, is_told):
+    notes = read_plan(written(PLAN.replace("every = 1", f"every = {every}"))).notes
+    said = "cells are evaluated before and after RL only, so eval_mean is eval_final"
+    assert notes == [f"eval.every is {every} and run.steps 3: {said}"] * is_told
+
+
+def test_a_plan_that_begins_with_a_byte_order_mark_is_the_same_plan(written):
+    text = read_plan(written()).text
+    assert read_plan(written("\ufeff" + PLAN)).text == text == PLAN
 
 
 def test_notes_say_which_measure_no_cell_will_have(written):
@@ -419,6 +436,23 @@ def test_cells_of_other_settings_than_the_plans_are_refused(spear, written, tmp_
     assert str(out / "cells/base/seed_0") in spear("experiment", written(changed), "--out", out)[1]
 
 
+@pytest.mark.parametrize("options", [[], ["--report-only"]])
+def test_cells_that_were_begun_are_taken_where_the_experiment_moved_or_its_folder_is_spelt_otherwise(
+    spear, written, tmp_path, stand_in, monkeypatch, options
+):
+    monkeypatch.chdir(tmp_path)
+    path = written("shared_cold_start = true\n" + PLAN)
+    assert spear("experiment", path, "--out", "out")[0] == 0
+    for out in (tmp_path / "out", Path("moved")):
+        if not out.exists():
+            Path("out").rename(out)
+        (out / "cells/base/seed_0/summary.json").unlink(missing_ok=True)
+        calls = len(stand_in())
+        code, printed = spear("experiment", path, "--out", out, *options)
+        assert code == 0, printed
+        assert len(stand_in()) == calls + (not options)
+
+
 def test_cells_that_saved_or_recorded_more_often_than_the_plan_says_are_taken(spear, written, tmp_path, stand_in):
     out = tmp_path / "out"
     assert spear("experiment", written(), "--out", out)[0] == 0
@@ -463,6 +497,22 @@ def test_a_failing_cell_is_retried_once_and_then_reported_while_the_others_go_on
     code, printed = spear("experiment", written(), "--out", out, "--jobs", 1)  # its two failures are over
     assert code == 0, printed
     assert len(stand_in()) == 6
+
+
+def test_a_later_report_keeps_why_cells_have_no_result(spear, written, tmp_path, stand_in, monkeypatch):
+    monkeypatch.setenv("STAND_IN_FAILS", "cold_starts/seed_1*9")
+    path, out = written("shared_cold_start = true\n" + PLAN), tmp_path / "out"
+    assert spear("experiment", path, "--out", out, "--jobs", 1)[0] == 1
+    cell = out / "cells/spear/seed_0"
+    (cell / "summary.json").unlink()
+    write_rows(cell / "metrics.jsonl", [{"step": 0}, {"step": 1}])
+    (out / "cells/spear/seed_0.log").write_text("error: no room\n\n")
+    assert spear("experiment", path, "--out", out, "--report-only")[0] == 0
+    told = {c["cell"]: (c["state"], c["error"]) for c in json.loads((out / "results.json").read_text())["cells"]}
+    assert told["base/seed_0"] == ("done", "")
+    assert told["spear/seed_0"] == ("unfinished", "step 2 of 3; the last line of its log: error: no room")
+    line = "the last line of its log: error: no room \\x1b[31m left"
+    assert told["base/seed_1"] == ("waiting", f"its cold start/seed_1 is unfinished: {line}")
 
 
 def test_a_cell_that_fails_once_is_no_failure(spear, written, tmp_path, stand_in, monkeypatch):
@@ -558,35 +608,72 @@ def test_cells_that_outlive_a_killed_command_are_waited_for_and_not_run_twice(
     assert [f"run.dir={cell}" in call["words"] for call in stand_in()].count(True) == 1
 
 
-@pytest.mark.parametrize(
-    ("first", "taken", "at_once", "expected"),
-    [
-        (0, 10, 1, [90 + 100]),  # ten steps in ten seconds, and another cell that has not begun
-        (0, 10, 2, [100]),
-        (90, 5, 1, [10 + 200]),  # five steps in ten seconds after ninety of an earlier command
-        (0, 0, 1, [None]),
-    ],
-)
-def test_the_time_left_is_that_of_the_steps_left_at_the_pace_of_this_command(
-    written, tmp_path, monkeypatch, first, taken, at_once, expected
-):
+@pytest.fixture
+def forecast(written, tmp_path, monkeypatch):
+    """(jobs of two cells of a hundred steps, a forecast, and what sets the time and the steps of the first cell)."""
     plan = read_plan(written(PLAN.replace("steps = 3", "steps = 100").replace("[0, 1]", "[0]")), tmp_path / "out")
     metrics = plan.cells[0].folder / "metrics.jsonl"
     metrics.parent.mkdir(parents=True)
     (metrics.parent / "config.toml").touch()
-    write_rows(metrics, [{"step": n} for n in range(first)])
-    jobs = jobs_of(plan)
-    monkeypatch.setattr(live.time, "monotonic", lambda: 1010.0)
-    jobs[0].state, jobs[0].began = "running", 1000.0
-    write_rows(metrics, [{"step": n} for n in range(first + taken)])
-    assert [live.seconds_left(jobs, at_once)] == pytest.approx(expected)
+
+    def made(first, at_once):
+        write_rows(metrics, [{"step": n} for n in range(first)])
+        jobs = jobs_of(plan)
+        jobs[0].state, jobs[0].began, jobs[0].attempts = "running", 1000.0, 1
+        seen = live.Forecast(jobs, at_once)
+
+        def look(seconds, steps):
+            monkeypatch.setattr(live.time, "monotonic", lambda: 1000.0 + seconds)
+            write_rows(metrics, [{"step": n} for n in range(first + steps)])
+            seen.look()
+            return seen.seconds_left()
+
+        return jobs, seen, look
+
+    return made
 
 
-def test_a_resumed_cell_that_is_done_does_not_make_the_others_look_short(written, tmp_path):
-    plan = read_plan(written(PLAN.replace("steps = 3", "steps = 100").replace("[0, 1]", "[0]")), tmp_path / "out")
-    jobs = jobs_of(plan)
-    jobs[0].state, jobs[0].seconds, jobs[0].first_step = "done", 10.0, 90
-    assert live.seconds_left(jobs, 1) == pytest.approx(100)
+@pytest.mark.parametrize(
+    ("first", "at_once", "expected"),
+    [
+        (0, 1, 90 + 20 + 100),  # a second a step, and another cell that has not begun, which takes 20 to begin
+        (0, 2, 20 + 100),
+        (85, 1, 5 + 20 + 100),  # an earlier command took 85
+    ],
+)
+def test_the_time_left_is_that_of_the_steps_left_at_the_pace_since_a_cell_first_moved(
+    forecast, first, at_once, expected
+):
+    _, _, look = forecast(first, at_once)
+    assert [look(0, 0), look(15, 0), look(21, 1), look(24, 1)] == [None] * 4
+    assert look(30, 10) == pytest.approx(expected)
+    assert look(31, 10) == pytest.approx(expected - (1 if at_once == 1 else 0))
+
+
+def test_cold_starts_say_nothing_about_how_long_a_cell_takes(written, tmp_path):
+    jobs = jobs_of(read_plan(written("shared_cold_start = true\n" + PLAN), tmp_path / "out"))
+    cold = [job for job in jobs if not job.is_cell]
+    cold[0].state, cold[0].seconds = "done", 5.0
+    seen = live.Forecast(jobs, 1)
+    assert seen.seconds_left() is None
+    cells = [job for job in jobs if job.is_cell]
+    cells[0].state, cells[0].seconds = "done", 60.0
+    assert seen.seconds_left() == pytest.approx(5 + 3 * 60)
+
+
+def test_a_retried_cell_is_judged_by_its_own_attempt(forecast):
+    jobs, _, look = forecast(0, 2)
+    look(0, 0), look(10, 1), look(20, 11)
+    jobs[0].attempts, jobs[0].began = 2, 1100.0
+    assert look(100, 11) is None
+    assert look(150, 12) is None
+    assert look(152, 13) == pytest.approx(50 - 2 + 2 * 100)
+
+
+def test_a_resumed_cell_that_is_done_does_not_make_the_others_look_short(forecast):
+    jobs, seen, _ = forecast(90, 1)
+    jobs[0].state, jobs[0].seconds = "done", 10.0
+    assert seen.seconds_left() == pytest.approx(100)
 
 
 def test_torch_is_not_imported_by_the_command(written, tmp_path):
@@ -732,6 +819,45 @@ def test_seeds_that_an_arm_lacks_take_no_part_in_its_differences(spear, written,
     assert "spear/seed\\_1" in (out / "report.md").read_text()
 
 
+def test_a_lost_evaluation_at_the_end_takes_its_seed_out_of_the_measures_and_is_said(spear, written, tmp_path):
+    out, path = tmp_path / "out", written()
+    for cell in read_plan(path, out).cells:
+        fabricate(cell.folder, cell.config, random.Random(cell.name))
+    odd = out / "cells/spear/seed_1"
+    write_rows(odd / "eval.jsonl", logged(odd, "eval.jsonl")[:-1])
+    code, printed = spear("experiment", path, "--out", out)
+    assert code == 0, printed
+    said = "is without its last evaluation (eval.jsonl has none after step 2 of 3): it is in no mean of eval_mean and"
+    assert f"{odd} {said}" in printed
+    (block,) = json.loads((out / "results.json").read_text())["blocks"]
+    for measure in ("eval_mean", "eval_final"):
+        assert block["arms"][1]["measures"][measure]["by_seed"].keys() == {"0"}
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_lost_row_takes_its_seed_out_of_totals_and_curves_of_success_and_is_said(spear, written, tmp_path, lost):
+    out, path = tmp_path / "out", written()
+    for cell in read_plan(path, out).cells:
+        rows, evals = fabricate(cell.folder, cell.config, random.Random(cell.name))
+        if cell.name == "spear/seed_0":
+            totals, first = [sum(row["policy/optimizer_steps"] for row in rows)], evals
+    odd = out / "cells/spear/seed_1"
+    rows = [json.loads(line) for line in (odd / "metrics.jsonl").read_text().splitlines()]
+    write_rows(odd / "metrics.jsonl", [row for row in rows if row["step"] != lost])
+    code, printed = spear("experiment", path, "--out", out)
+    assert code == 0, printed
+    said = f"is without the rows of steps {lost} in metrics.jsonl: it is in no total and in no curve of success"
+    assert f"{odd} {said}" in printed
+    results = json.loads((out / "results.json").read_text())
+    measures = results["blocks"][0]["arms"][1]["measures"]
+    assert list(measures["optimizer steps"]["by_seed"].values()) == totals
+    assert measures["eval_mean"]["by_seed"].keys() == {"0", "1"}
+    curves = [f for f in results["figures"] if f["name"].startswith("success_")]
+    assert len(curves) == 3
+    for figure in curves:
+        assert figure["lines"]["plan"]["spear"]["mean"] == [row["success"] for row in first]
+
+
 def test_one_seed_has_no_interval(spear, written, tmp_path):
     out, path = tmp_path / "out", written(PLAN.replace("[0, 1]", "[7]"))
     for cell in read_plan(path, out).cells:
@@ -746,7 +872,49 @@ def test_one_seed_has_no_interval(spear, written, tmp_path):
 def test_a_report_before_any_cell_is_finished_says_so(spear, written, tmp_path):
     code, printed = spear("experiment", written(), "--out", tmp_path / "out", "--report-only")
     assert code == 0, printed
-    assert "there is nothing to compare yet" in (tmp_path / "out/report.md").read_text()
+    assert "there is nothing to compare: there is no finished run" in (tmp_path / "out/report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("kept", "says"),
+    [
+        (["base/seed_0", "base/seed_1"], "no arm but the reference base has a finished run"),
+        (["spear/seed_0"], "the reference base has no finished run"),
+        (["base/seed_0", "spear/seed_1"], "no arm has a seed in common with the reference"),
+        (["base/seed_0", "-spear/seed_0"], "no arm but the reference base has a run with eval_mean"),
+        (["-base/seed_0", "spear/seed_0"], "the reference base has no run with eval_mean"),
+        (["-base/seed_0", "-spear/seed_0"], "there is no run with eval_mean"),
+    ],
+)
+def test_a_report_says_what_is_missing_where_nothing_can_be_compared(spear, written, tmp_path, kept, says):
+    out, path = tmp_path / "out", written()
+    for cell in read_plan(path, out).cells:
+        if cell.name in kept or f"-{cell.name}" in kept:
+            fabricate(cell.folder, cell.config, random.Random(cell.name))
+            if f"-{cell.name}" in kept:
+                (cell.folder / "eval.jsonl").unlink()
+    code, printed = spear("experiment", path, "--out", out, "--report-only")
+    assert (code, f"there is nothing to compare: {says}" in printed) == (0, True), printed
+
+
+def test_a_summary_says_which_blocks_it_does_not_count(spear, written, tmp_path):
+    out, path = tmp_path / "out", written(PLAN + BLOCKS)
+    for cell in read_plan(path, out).cells:
+        if cell.block[0] == "short" and (cell.block[1] == "grpo" or cell.seed == 0):
+            fabricate(cell.folder, cell.config, random.Random(cell.name))
+    code, printed = spear("experiment", path, "--out", out, "--report-only")
+    assert code == 0, printed
+    assert "of 2 blocks (of 4 planned) with an interval above zero" in printed
+    assert "with one below zero, 1 without an interval; mean difference" in printed
+
+
+def test_seeds_that_are_equal_have_no_interval_that_looks_certain(spear, written, tmp_path):
+    out, path = tmp_path / "out", written()
+    for cell in read_plan(path, out).cells:
+        fabricate(cell.folder, cell.config, random.Random(cell.arm))
+    code, printed = spear("experiment", path, "--out", out)
+    assert code == 0, printed
+    assert printed.count("% (all seeds equal)") == 4
 
 
 def test_a_damaged_cell_is_left_out_and_named(spear, written, tmp_path):
@@ -755,9 +923,27 @@ def test_a_damaged_cell_is_left_out_and_named(spear, written, tmp_path):
         fabricate(cell.folder, cell.config, random.Random(0))
     (out / "cells/spear/seed_1/metrics.jsonl").write_text('{"step": 0}\nnonsense\n{"step": 2}\n')
     code, printed = spear("experiment", path, "--out", out)
-    assert code == 0, printed
+    assert code == 1, printed
     states = {cell["cell"]: cell["state"] for cell in json.loads((out / "results.json").read_text())["cells"]}
     assert states["spear/seed_1"] == "damaged"
+    folder = out / "cells/spear/seed_1"
+    assert f"spear/seed_1 is damaged: {folder}: metrics.jsonl, line 2 is not valid JSON" in printed
+    assert f"; to mend it: spear train run.dir={folder} run.resume=true" in printed
+
+
+def test_a_report_that_cannot_be_written_does_not_hide_which_cells_failed(
+    spear, written, tmp_path, stand_in, monkeypatch
+):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setenv("STAND_IN_FAILS", "spear/seed_0*2")
+    monkeypatch.setattr("spear_rl.app.compare.experiment.report.draw_all", full)
+    code, printed = spear("experiment", written(), "--out", tmp_path / "out", "--jobs", 1)
+    assert code == 2
+    assert "spear/seed_0 failed: exit code 3; its last line: error: no room" in printed
+    assert "1 failed; to try them again: spear experiment" in printed
+    assert "cannot be written: No space left on device" in printed
 
 
 def test_a_plan_changed_after_its_first_cell_is_said_in_the_report(spear, written, tmp_path, stand_in):
@@ -823,6 +1009,10 @@ def test_the_report_says_how_it_was_run(spear, written, tmp_path, stand_in):
     about = json.loads((out / "results.json").read_text())["about"]
     assert {"spear_rl", "python", "torch", "transformers"} <= about["versions"].keys()
     assert about["cores"] >= 1
+    hardware = {"machine": "x", "threads": 1, "device": "cpu"}
+    cell = out / "cells/base/seed_0"
+    (cell / "summary.json").write_text(json.dumps({"versions": {"torch": "2"}, "hardware": hardware}))
+    assert cells_ran_on([cell]) == ["1 cell: torch 2, x, 1 thread, cpu"]
     assert about["cpu"]
     assert about["plan declared"] <= about["first cell began"]
     for text in ((out / "report.md").read_text(), (out / "report.html").read_text()):
@@ -859,6 +1049,14 @@ def test_the_html_refers_to_nothing_outside_and_escapes_hostile_names(spear, tmp
     charts = json.loads(re.search(r'<script type="application/json" id="curves">(.*?)</script>', rest)[1])["charts"]
     assert len(charts) >= 4
     assert {line["label"] for chart in charts for line in chart["runs"]} == {"grpo", "mine<b>:make"}
+    values = {chart["title"].partition(",")[0]: [] for chart in charts}
+    for chart in charts:
+        for line in chart["runs"]:
+            edges = line["bands"].get("", [])
+            values[chart["title"].partition(",")[0]] += [v for part in (line["series"][""], *edges) for v in part]
+    assert min(map(min, values.values())) >= 0
+    assert 1 < max(values["success of evaluations against episodes played"]) <= 100
+    assert {"entropy of the policy, means of 5 steps, nats per token"} < {chart["title"] for chart in charts}
     tags = set(re.findall(r"<\s*/?\s*([a-zA-Z!]+)", rest))
     assert tags <= {
         "!doctype", "html", "head", "meta", "title", "style", "body", "h", "ul", "li", "table", "thead", "tbody", "tr",
@@ -886,8 +1084,8 @@ def test_the_html_draws_its_curves_and_has_its_pictures_without_scripts_too(spea
         figures = "[...document.querySelectorAll('#charts figure')]"
         labels = browser.value(f"{figures}.map(f => f.getAttribute('aria-label'))")
         assert browser.value(f"{figures}.every(f => f.querySelector('canvas'))")
-        assert labels[0].startswith("success of evaluations against episodes played")
-        assert "mine<b>:make 0." in labels[0]
+        assert labels[0].startswith("success of evaluations against episodes played, share of tasks in %")
+        assert re.search(r"mine<b>:make \d\d\.", labels[0])
         assert browser.value("document.querySelectorAll('main b, main script:not([type])').length") == 0
         shown = browser.value("[...document.querySelectorAll('main img')].map(i => i.alt.split(',')[0])")
         assert shown == ["eval_mean", "success at the end per kind of task"]
@@ -948,6 +1146,17 @@ def test_arms_that_were_evaluated_at_other_steps_or_on_other_tasks_are_warned_of
     assert "not evaluated alike: spear-grpo and grpo played other tasks at the end" in printed
 
 
+def test_the_logs_that_a_pattern_names_beside_their_cells_are_left_out(spear, tmp_path):
+    runs = [existing(tmp_path, "grpo", seed) for seed in (0, 1)]
+    for run in runs:
+        run.with_name(f"{run.name}.log").touch()
+    code, printed = spear("experiment", *sorted(tmp_path.glob("grpo_*")), "--out", tmp_path / "out")
+    assert code == 0, printed
+    (tmp_path / "alone.log").touch()
+    code, printed = spear("experiment", *runs, tmp_path / "alone.log", "--out", tmp_path / "out")
+    assert (code, "alone.log is not a folder" in printed) == (2, True)
+
+
 def test_runs_of_several_tasks_are_blocks_and_unfinished_ones_are_left_out(spear, tmp_path):
     runs = [existing(tmp_path, name, seed) for name in ("spear-grpo", "grpo") for seed in (0, 1)]
     runs += [existing(tmp_path, "grpo", seed, "task.options.num_digits=7") for seed in (0, 1)]
@@ -966,6 +1175,7 @@ def test_runs_of_several_tasks_are_blocks_and_unfinished_ones_are_left_out(spear
     ("arguments", "says"),
     [
         (["--primary", "eval_x"], "--primary cannot be 'eval_x'"),
+        (["--primary", "also_mean"], "--primary=also_mean: no run has it; they have: eval_mean, eval_final, eval_best"),
         (["--reference", "nobody"], "--reference is no arm of these runs"),
         (["--jobs", "2"], "are for a plan"),
         (["--dry-run"], "are for a plan"),
@@ -1100,8 +1310,7 @@ def test_the_example_plans_are_sound():
 def test_measures_of_a_further_split_are_those_of_the_main_one_on_its_evaluations(rates):
     both = {5 * n: {"success": main, "also": {"held_out": {"success": other}}} for n, (main, other) in enumerate(rates)}
     other = {step: row["also"]["held_out"] for step, row in both.items()}
+    main, alone = (SimpleNamespace(evals=evals, taken=max(evals)) for evals in (both, other))
     for name in ("mean", "final"):
-        assert MEASURES[f"also_{name}"](SimpleNamespace(evals=both)) == MEASURES[f"eval_{name}"](
-            SimpleNamespace(evals=other)
-        )
-        assert MEASURES[f"also_{name}"](SimpleNamespace(evals=other)) is None
+        assert MEASURES[f"also_{name}"](main) == MEASURES[f"eval_{name}"](alone)
+        assert MEASURES[f"also_{name}"](alone) is None

@@ -20,6 +20,7 @@ from spear_rl.app.init import begin
 from spear_rl.envs import ENVIRONMENTS
 from spear_rl.errors import ConfigError, UserError
 from spear_rl.train.callbacks import Event
+from spear_rl.train.checkpoint import MANIFEST
 
 SHORT = ["run.steps=1", "sft.episodes=8", "eval.tasks=4", "rollout.num_tasks=2", "rollout.group_size=2", "eval.every=0"]
 NUMBERS = itertools.count()
@@ -314,8 +315,15 @@ def test_first_steps_without_success_and_with_one_reward_are_warned_of_once(rewa
     [note] = watched([(reward, 0.0)] * 30, "sft.episodes=0")
     assert (note.kind, note.step) == ("note", STEPS - 1)
     assert f"the first {STEPS} steps ({64 * STEPS} episodes)" in note.text
-    assert "set sft.episodes" in note.text
+    assert "begin with a cold start (sft.episodes)" in note.text
     assert "sft.episodes" not in watched([(reward, 0.0)] * 30)[0].text
+
+
+def test_first_steps_without_success_do_not_ask_a_cold_starts_model_for_a_cold_start(tmp_path):
+    (tmp_path / MANIFEST).touch()
+    [note] = watched([(0.0, 0.0)] * 30, "sft.episodes=0", f"engine.model={tmp_path}")
+    assert "begin with an engine.model of a longer cold start" in note.text
+    assert "sft.episodes" not in note.text
 
 
 @settings(deadline=None)

@@ -474,6 +474,25 @@ def test_a_full_disk_in_the_middle_says_what_is_saved(spear, tmp_path, monkeypat
     assert len(logged(run)) == 6
 
 
+def test_a_run_goes_on_where_it_and_its_model_were_moved_or_are_spelt_otherwise(spear, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert spear("sft", "lookup", "run.dir=one/start", *SMALL)[0] == 0
+    begins = ["engine.model=one/start/model", "sft.episodes=0"]
+    assert spear("train", "lookup", "run.dir=one/run", *SMALL, *begins, "run.steps=1")[0] == 0
+    shutil.copytree("one/start/model", "other/model")
+    code, text = spear("train", "run.dir=one/run", "run.resume=true", "engine.model=other/model", "run.steps=2")
+    assert code == 2
+    assert "engine.model=other/model: the run began with one/start/model, which cannot change" in text
+    whole = [f"run.dir={tmp_path}/one/run", f"engine.model={tmp_path}/one/start/model"]
+    code, text = spear("train", *whole, "run.resume=true", "run.steps=2")
+    assert code == 0, text
+    Path("one").rename("two")
+    code, text = spear("train", "run.dir=two/run", "engine.model=two/start/model", "run.resume=true", "run.steps=3")
+    assert code == 0, text
+    assert len(logged(Path("two/run"))) == 3
+    assert load("two/run/config.toml").engine.model == "two/start/model"
+
+
 # --- checkpoints
 
 
@@ -614,7 +633,7 @@ def test_damaged_rows_are_reported_kept_aside_and_missing_ones_named(spear, run)
     assert (run / "metrics.jsonl.damaged").read_bytes() == b"\xff\xfe{not a row\n"
     code, text = spear("compare", run, "--out", run.parent / "out")
     assert code == 0, text
-    assert "lacks the rows of steps 1, 3" in " ".join(text.split())
+    assert "without the rows of steps 1, 3" in " ".join(text.split())
 
 
 def test_a_half_line_at_the_end_of_a_run_is_left_out_by_all_readers(spear, run):

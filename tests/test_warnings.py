@@ -21,6 +21,7 @@ from spear_rl.app.show import run_overview
 from spear_rl.io.jsonl import append_row
 from spear_rl.rollout import Observation, StepResult, Task
 from spear_rl.train.callbacks import WARNINGS, Event
+from spear_rl.train.checkpoint import MANIFEST
 from spear_rl.train.step import note_families, rollout_metrics
 from spear_rl.types import Completion, Group, Stop, Trajectory, Turn
 
@@ -113,13 +114,19 @@ BREAKING: dict[str, tuple[str, Callable[[int], Row], list[str], list[str]]] = {
     "tools die": (
         "tools",
         changed(rollout__tool_turns=lambda s: 2.0 if s < 10 else 0.3, rollout__success=0.31),
-        ["fell from 2.00 to", "algorithm.bonus.steps (it is 60)", "require_tool=true", "sft.episodes"],
+        ["fell from 2.00 to", "algorithm.bonus.steps (it is 60)", "require_tool=true", "sft.episodes (it is 320)"],
         ["algorithm.bonus.mode=cosine"],
     ),
-    "entropy falls to a fraction": (
+    "entropy falls to a fraction while success stands still": (
         "entropy",
-        changed(policy__entropy=lambda s: 0.4 * 0.9**s),
+        changed(policy__entropy=lambda s: 0.4 * 0.9**s, rollout__success=0.5),
         ["entropy fell from 0.3", "algorithm.entropy_bonus", "optim.learning_rate", "algorithm.imitation.weight"],
+        [],
+    ),
+    "entropy falls to a fraction and success falls with it": (
+        "entropy",
+        changed(policy__entropy=lambda s: 0.4 * 0.9**s, rollout__success=lambda s: 0.85 - 0.01 * s),
+        ["while success is 0.6"],
         [],
     ),
     "entropy is next to none": (
@@ -177,20 +184,23 @@ BREAKING: dict[str, tuple[str, Callable[[int], Row], list[str], list[str]]] = {
     "all replayed rows are held back": (
         "replay",
         changed(replay__held_back=0.97),
-        ["97% of its rows do not train: raise algorithm.imitation.max_second_moment (it is 1.1)"],
+        [
+            "97% of its rows do not train: raise algorithm.imitation.max_second_moment (it is 1.1)",
+            "or lower algorithm.imitation.max_age (it is",
+        ],
         ["algorithm.imitation.max_second_moment=1.1"],
     ),
     "tools die in spite of a bonus by success": (
         "tools",
         changed(rollout__tool_turns=lambda s: 2.0 if s < 10 else 0.3, rollout__success=0.31),
-        ["0.31: raise algorithm.bonus.target (it is 0.5), or begin with more demonstrations (sft.episodes)"],
+        ["0.31: raise algorithm.bonus.target (it is 0.5), or raise sft.episodes (it is 320)"],
         ["algorithm.bonus.mode=success", "algorithm.imitation.require_tool=true"],
     ),
     "tools die in spite of a constant bonus": (
         "tools",
         changed(rollout__tool_turns=lambda s: 2.0 if s < 10 else 0.3, rollout__success=0.31),
-        ["0.31: begin with more demonstrations (sft.episodes)"],
-        ["algorithm.bonus.mode=constant", "algorithm.imitation.enabled=false"],
+        ["0.31: begin with a cold start (sft.episodes)"],
+        ["algorithm.bonus.mode=constant", "algorithm.imitation.enabled=false", "sft.episodes=0"],
     ),
     "entropy falls in spite of a bonus and a clip": (
         "entropy",
@@ -201,7 +211,10 @@ BREAKING: dict[str, tuple[str, Callable[[int], Row], list[str], list[str]]] = {
     "never full": (
         "replay",
         changed(**SILENT, replay__eligible=50.0),
-        ["50 episodes qualify and more than 150 are needed", "algorithm.imitation.capacity (it is 100)"],
+        [
+            "50 episodes qualify and more than 150 are needed: lower algorithm.imitation.capacity (it is 100), "
+            "raise algorithm.imitation.max_age (it is 10), or set algorithm.imitation.draw=every_step",
+        ],
         ["algorithm.imitation.draw=when_full", "algorithm.imitation.capacity=100"],
     ),
     "never full of turns": (
@@ -260,7 +273,7 @@ BREAKING: dict[str, tuple[str, Callable[[int], Row], list[str], list[str]]] = {
     "most turns are cut off after a whole answer": (
         "overlong",
         changed(rollout__truncated_turns=0.6),
-        ['limit: set rollout.stop to what ends an answer, e.g. ["</action>"]', "or raise rollout.max_new_tokens"],
+        ["if the task's answers end with a text of their own, set rollout.stop to it, or raise rollout.max_new_tokens"],
         ["rollout.max_new_tokens=9"],
     ),
     "most turns are cut off, answered or not, where answers end at a stop string": (
@@ -278,8 +291,8 @@ BREAKING: dict[str, tuple[str, Callable[[int], Row], list[str], list[str]]] = {
     "invalid turns": (
         "invalid",
         changed(rollout__invalid_turns=lambda s: 0.6 + 0.05 * (s % 3)),
-        ["of the turns are invalid over 10 steps: raise algorithm.invalid_penalty (it is", "sft.episodes (it is"],
-        [],
+        ["invalid over 10 steps: raise algorithm.invalid_penalty (it is 0.1), or raise sft.episodes (it is 320)"],
+        ["algorithm.invalid_penalty=0.1"],
     ),
     "penalties are all that lost groups compare": (
         "penalties",
@@ -402,6 +415,29 @@ def test_a_solved_task_is_no_fault(tmp_path: Path) -> None:
         policy__entropy=lambda s: 0.3 * 0.8**s, replay__eligible=0.0, replay__baseline=1.0,
     )  # fmt: skip
     assert watched(tmp_path, stream(end)) == []
+
+
+@pytest.mark.parametrize("end", [0.75, 0.88, 1.0])
+def test_entropy_that_falls_while_success_rises_is_no_fault(end: float, tmp_path: Path) -> None:
+    learns = changed(
+        rollout__success=lambda s: min(0.2 + max(s - 10, 0) / 40, end), policy__entropy=lambda s: max(0.93**s, 0.13)
+    )
+    assert watched(tmp_path, stream(learns, steps=100 if end >= 0.8 else 33)) == []
+
+
+@pytest.mark.parametrize("kind", ["tools die", "groups are flat, far too hot", "invalid turns"])
+def test_a_run_that_begins_with_a_cold_starts_model_is_not_told_to_begin_with_one(kind: str, tmp_path: Path) -> None:
+    name, change, _, overrides = BREAKING[kind]
+    for model in ("trained", "plain"):
+        (tmp_path / model).mkdir()
+    (tmp_path / "trained" / MANIFEST).touch()
+    told = {}
+    for model in ("trained", "plain"):
+        begins = [*overrides, "sft.episodes=0", f"engine.model={tmp_path / model}"]
+        [(_, _, told[model])] = [w for w in watched(tmp_path / model, stream(change), *begins) if w[1] == name]
+    assert "sft.episodes" not in told["trained"]
+    assert "an engine.model of a longer cold start" in told["trained"]
+    assert "a cold start (sft.episodes)" in told["plain"]
 
 
 def test_fewer_tool_turns_with_more_success_are_no_fault(tmp_path: Path) -> None:

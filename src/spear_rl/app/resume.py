@@ -234,7 +234,16 @@ def start_of(config: Config, *, verb: Verb) -> Start:
 def differences(one: Config, other: Config) -> list[tuple[str, Any, Any]]:
     """(setting, its value in `one`, its value in `other`), where they differ."""
     values = flat(other)
-    return [(key, v, values[key]) for key, v in flat(one).items() if key not in _PLACE and v != values[key]]
+    alike = (*_PLACE, "engine.model") if _is_one_model(one, other) else _PLACE
+    return [(key, v, values[key]) for key, v in flat(one).items() if key not in alike and v != values[key]]
+
+
+def _is_one_model(one: Config, other: Config) -> bool:
+    """Whether two engine.model are paths of one folder, or of one that was moved or copied along with the run."""
+    if not os.path.isdir(other.engine.model):
+        return False
+    places = [os.path.relpath(config.engine.model, config.run.dir) for config in (one, other)]
+    return places[0] == places[1] or os.path.realpath(one.engine.model) == os.path.realpath(other.engine.model)
 
 
 def settings_text(config: Config, verb: Verb) -> str:

@@ -44,6 +44,8 @@ def experiment(
     """
     from spear_rl.app.compare.experiment import read_plan, results_of_runs
 
+    # A pattern as seed_* also names the log of a cell, beside its folder.
+    what = [path for path in what if not (path.suffix == ".log" and path.with_suffix("") in what)]
     if all(path.is_dir() for path in what):
         if dry_run or report_only or jobs:
             raise UserError("--dry-run, --report-only and --jobs are for a plan; these are folders of runs")
@@ -76,7 +78,7 @@ def experiment(
 
 
 def _run(plan: "Plan", at_once: int | None, *, report_only: bool) -> bool:
-    """Run what is not finished, and report; whether a cell failed."""
+    """Run what is not finished, and report; whether a cell failed or is damaged."""
     from spear_rl.app.compare.experiment import (
         Runner,
         check_folders,
@@ -87,6 +89,7 @@ def _run(plan: "Plan", at_once: int | None, *, report_only: bool) -> bool:
         results_of_plan,
     )
     from spear_rl.app.compare.experiment.live import LiveTable
+    from spear_rl.app.resume import command_to_go_on
 
     check_folders(plan)
     declare(plan)
@@ -106,13 +109,21 @@ def _run(plan: "Plan", at_once: int | None, *, report_only: bool) -> bool:
         except Stopped as stopped:
             console.print(f"stopped; what was finished is kept; go on: {shlex.join(_command())}", soft_wrap=True)
             raise typer.Exit(stopped.exit_code) from None
-    _tell(results_of_plan(plan, jobs, _command()))
-    failed = [job for job in jobs if job.state == "failed"]
-    for job in failed:
-        console.print(Text(one_line(f"{job.name} failed: {job.error} ({job.log})"), style="red"), soft_wrap=True)
-    if failed:
-        console.print(f"{len(failed)} failed; to try them again: {shlex.join(_command())}", soft_wrap=True)
-    return bool(failed)
+    results = results_of_plan(plan, jobs, _command())
+    failed = [f"{job.name} failed: {job.error} ({job.log})" for job in jobs if job.state == "failed"]
+    damaged = [
+        f"{cell['cell']} is damaged: {cell['error']}; to mend it: {command_to_go_on(cell['folder'], 'train')}"
+        for cell in results.cells
+        if cell["state"] == "damaged"
+    ]
+    try:
+        _tell(results)
+    finally:  # a report that cannot be written hides none of them
+        for text in [*failed, *damaged]:
+            console.print(Text(one_line(text), style="red"), soft_wrap=True)
+        if failed:
+            console.print(f"{len(failed)} failed; to try them again: {shlex.join(_command())}", soft_wrap=True)
+    return bool(failed or damaged)
 
 
 def _stopping() -> None:

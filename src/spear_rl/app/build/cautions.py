@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 from spear_rl.app.config import Config
 from spear_rl.engines.models.tiny import FROM_SCRATCH, TINY_VISION
 from spear_rl.train.callbacks import Callback, Event
+from spear_rl.train.checkpoint import MANIFEST
 
 LEAST_RATE, LEAST_SFT_RATE, LEAST_UPDATES = 1e-4, 1e-3, 100
 """Below these, random weights do not learn to act within a run; rates for pre-trained models are far lower."""
@@ -47,6 +49,18 @@ def _without_effect(config: Config) -> list[str]:
     return [f"warning: {fault}" for fault in faults]
 
 
+def cold_start(config: Config) -> str:
+    """What a run without demonstrations of its own could begin with, in words."""
+    is_trained = (Path(config.engine.model) / MANIFEST).is_file()  # a checkpoint, or what `spear sft` wrote
+    return "an engine.model of a longer cold start" if is_trained else "a cold start (sft.episodes)"
+
+
+def longer_cold_start(config: Config) -> str:
+    """What brings more demonstrations, in words."""
+    own = config.sft.episodes
+    return f"raise sft.episodes (it is {own})" if own else f"begin with {cold_start(config)}"
+
+
 class RewardWatch:
     """A callback that warns once if the first steps brought no success and rewards that are all the same."""
 
@@ -54,7 +68,7 @@ class RewardWatch:
         self._callbacks, self._num_steps, self._num_episodes, self._reward = callbacks, 0, 0.0, math.nan
         self._advice = "make its tasks easier, or its expert better"
         if not config.sft.episodes:
-            self._advice = "set sft.episodes for a cold start on an expert's episodes, or begin with easier tasks"
+            self._advice = f"begin with {cold_start(config)} on an expert's episodes, or with easier tasks"
 
     def __call__(self, event: Event) -> None:
         if event.kind != "step" or self._num_steps >= STEPS or not event.metrics:

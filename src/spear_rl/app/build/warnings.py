@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
+from spear_rl.app.build.cautions import cold_start, longer_cold_start
 from spear_rl.app.config import Config
 from spear_rl.io.escaping import clipped
 from spear_rl.io.jsonl import append_row, read_rows
@@ -20,9 +21,9 @@ from spear_rl.train.callbacks import WARNINGS, Callback, Event
 START, WINDOW = 5, 10
 """Steps at the beginning of a run, and the latest steps, that means are taken over."""
 SOLVED = 0.9
-"""From this success on, low entropy, easy wins and a silent replay are what the end of learning looks like."""
+"""From this success on, easy wins and a silent replay are what the end of learning looks like."""
 NEARLY_SOLVED = 0.8
-"""From this success on, most groups may win all, and the baseline may be the highest reward."""
+"""From this success on, most groups may win all, the baseline may be the highest reward, and entropy may be low."""
 LEAST_TOOL_TURNS, TOOL_SHARE, RISE = 0.2, 1 / 3, 0.05
 ENTROPY_SHARE, LEAST_ENTROPY = 0.25, 0.005
 EASY, EASY_GAP = 0.75, 0.1
@@ -80,6 +81,8 @@ class Rules:
         self._config, (self._wrappers, self._base) = config, split_name(config.algorithm.name)
         self._first: list[Mapping[str, Any]] = []
         self._latest: deque[Mapping[str, Any]] = deque(maxlen=WINDOW)
+        self._before: deque[Mapping[str, Any]] = deque(maxlen=WINDOW)
+        """The steps before the latest ones."""
         self._num_steps, self._had_stored = 0, False
         self._families: deque[Families] = deque(maxlen=2 * WINDOW)
         self._best: dict[str, tuple[list[float], float]] = {}
@@ -95,6 +98,8 @@ class Rules:
         self._num_steps += 1
         if self._num_steps <= START:
             self._first.append(metrics)
+        if len(self._latest) == WINDOW:
+            self._before.append(self._latest[0])
         self._latest.append(metrics)
         self._families.append(_families(metrics))
         is_emptied = self._config.algorithm.imitation.draw == "when_full" and _number(metrics, "replay/fired") > 0
@@ -135,11 +140,13 @@ class Rules:
             advice += [longer[bonus.mode]] if longer.get(bonus.mode) else []
         if self._imitates and not self._config.algorithm.imitation.require_tool:
             advice.append("set algorithm.imitation.require_tool=true")
-        return f"{fell} {success:.2f}: {_either([*advice, 'begin with more demonstrations (sft.episodes)'])}"
+        return f"{fell} {success:.2f}: {_either([*advice, longer_cold_start(self._config)])}"
 
     def _entropy(self) -> str:
         then, now = self._then("policy/entropy"), self._now("policy/entropy")
-        if self._is_solved or not (now < LEAST_ENTROPY or now < ENTROPY_SHARE * then):
+        success, before = self._now("rollout/success"), _mean(self._before, "rollout/success")
+        is_falling = now < ENTROPY_SHARE * then and not success >= before + RISE
+        if not (success < NEARLY_SOLVED and (now < LEAST_ENTROPY or is_falling)):
             return ""
         fell = f"entropy fell from {then:.3g} to {now:.3g}" if isfinite(then) else f"entropy is {now:.3g}"
         algorithm = self._config.algorithm
@@ -149,15 +156,15 @@ class Rules:
             advice.append("set algorithm.covariance.on_policy=clip")
         rate = f"lower optim.learning_rate (it is {self._config.optim.learning_rate:g})"
         advice.append(f"{rate} or algorithm.imitation.weight" if self._imitates else rate)
-        success = f"success is {self._now('rollout/success'):.2f}"
-        return f"{fell} nats per token while {success}, so little is tried any more: {_either(advice)}"
+        return f"{fell} nats per token while success is {success:.2f}, so little is tried any more: {_either(advice)}"
 
     def _replay(self) -> str:
         if (held := self._now("replay/held_back")) >= HELD_BACK and not self._is_solved:
             bound = (
                 f"algorithm.imitation.max_second_moment (it is {self._config.algorithm.imitation.max_second_moment:g})"
             )
-            return f"replay fires and {held:.0%} of its rows do not train: raise {bound}, or lower max_age beside it"
+            age = f"lower algorithm.imitation.max_age (it is {self._config.algorithm.imitation.max_age})"
+            return f"replay fires and {held:.0%} of its rows do not train: raise {bound}, or {age}"
         is_silent = all(_number(row, "replay/weight") > 0 and _number(row, "replay/fired") == 0 for row in self._latest)
         if not is_silent or self._is_solved:
             return ""
@@ -216,8 +223,12 @@ class Rules:
         if growth * left > needed - counts[-1]:
             return ""
         qualify = f"{counts[-1]:.0f} {imitation.unit} qualify and more than {needed:.0f} are needed"
-        smaller = f"lower algorithm.imitation.capacity (it is {imitation.capacity})"
-        return f"{qualify}: {smaller}, raise max_age there (it is {imitation.max_age}), or set draw=every_step there"
+        advice = [
+            f"lower algorithm.imitation.capacity (it is {imitation.capacity})",
+            f"raise algorithm.imitation.max_age (it is {imitation.max_age})",
+            "set algorithm.imitation.draw=every_step",
+        ]
+        return f"{qualify}: {_either(advice)}"
 
     def _easy_wins(self) -> str:
         rows = [row for row in self._latest if _number(row, "replay/fired") > 0]
@@ -239,12 +250,12 @@ class Rules:
         return f"{one}: {self._flat_advice(lost, won)}"
 
     def _flat_advice(self, lost: float, won: float) -> str:
-        rollout, sft = self._config.rollout, self._config.sft
+        rollout = self._config.rollout
         advice = [f"a larger rollout.group_size (it is {rollout.group_size})"]
         middle = "tasks between those that are always won and always lost"
         advice.insert(0, "easier tasks" if lost >= 2 * won else "harder tasks" if won >= 2 * lost else middle)
-        if lost >= won and not sft.episodes:
-            advice.insert(0, "a cold start (sft.episodes)")
+        if lost >= won and not self._config.sft.episodes:
+            advice.insert(0, cold_start(self._config))
         if lost >= won and rollout.temperature > 1:
             advice.append(f"a lower rollout.temperature (it is {rollout.temperature:g})")
         elif rollout.temperature < 1:
@@ -261,9 +272,8 @@ class Rules:
         if rollout.max_response_tokens:
             advice += f" or rollout.max_response_tokens (it is {rollout.max_response_tokens})"
         if self._now("rollout/invalid_turns") <= now / 2 and not rollout.stop:
-            advice = (
-                f'set rollout.stop to what ends an answer, e.g. ["</action>"], as most of them have one, or {advice}'
-            )
+            ends = "most of them have a valid action, so if the task's answers end with a text of their own"
+            advice = f"{ends}, set rollout.stop to it, or {advice}"
         grown = f", {then:.0%} at the start" if has_grown else ""
         if "dr-bot" in self._wrappers and self._config.algorithm.filters.overlong:
             advice += (
@@ -276,9 +286,7 @@ class Rules:
         if not now > INVALID:
             return ""
         reasons = "`spear show RUN --failed` says why the environment refused them"
-        advice = (
-            f"raise algorithm.invalid_penalty (it is {penalty:g}) or sft.episodes (it is {self._config.sft.episodes})"
-        )
+        advice = f"raise algorithm.invalid_penalty (it is {penalty:g}), or {longer_cold_start(self._config)}"
         return f"{now:.0%} of the turns are invalid over {WINDOW} steps: {advice}; {reasons}"
 
     def _penalties(self) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from spear_rl.app.compare.arms import Arm, arms_of, warnings_of
-from spear_rl.app.compare.estimates import Estimate, over_seeds, over_tasks, sign_test, t_quantile
+from spear_rl.app.compare.estimates import NO_WIDTH, Estimate, over_seeds, over_tasks, sign_test, t_quantile
 from spear_rl.app.compare.pairs import Pair, pairs_of
 from spear_rl.app.compare.plots import Curve, curve, curves_of, draw
 from spear_rl.app.compare.runs import WINDOW, RunRecord, load_run
@@ -49,7 +49,10 @@ class Comparison:
             before, after, numbers = arm.success_before, arm.success_after, arm.as_dict()
             wilson = " Wilson" if after and after.method.startswith("Wilson") else ""
             row = [arm.label, str(len(arm.seeds)), "-" if before is None else f"{before:.1%}"]
-            row.append(f"{after.value:.1%} ({after.low:.1%} to {after.high:.1%}{wilson})" if after else "-")
+            interval = f"{after.low:.1%} to {after.high:.1%}{wilson}" if after else ""
+            if after and after.high - after.low < NO_WIDTH:
+                interval = "all seeds equal"
+            row.append(f"{after.value:.1%} ({interval})" if after else "-")
             for key, form in _NUMBERS.values():
                 row.append("-" if numbers[key] is None else format(numbers[key], form))
             rows.append(row)

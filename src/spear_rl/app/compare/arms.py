@@ -83,7 +83,7 @@ class Arm:
             "seconds_a_step": self.mean("time/step"),
             "replay_fired": self.mean("replay/fired"),
             "runs": [
-                {"path": str(run.path), "seed": run.seed, "steps": max(run.rows) + 1, "note": run.note}
+                {"path": str(run.path), "seed": run.seed, "steps": run.taken, "note": run.note}
                 | {"success_before": run.before and run.before.value, "success_after": run.after and run.after.value}
                 for run in self.runs
             ],
@@ -114,7 +114,8 @@ def _matters(key: str, algorithm: str) -> bool:
 
 def warnings_of(arms: Sequence[Arm]) -> list[str]:
     """Every reason why the arms are not like for like."""
-    said = [f"{run.path} is {run.note}; its arm's curves stop there" for arm in arms for run in arm.runs if run.note]
+    short = "its arm's curves have only the steps that all its runs have"
+    said = [f"{run.path} is {run.note}; {short}" for arm in arms for run in arm.runs if run.note]
     for arm in arms:
         repeated = [seed for seed in arm.seeds if len(arm.of_seed(seed)) > 1]
         if repeated:

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+NO_WIDTH = 1e-9
+"""An interval below this width is one of equal values: rounding leaves 1e-16, which says nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:

@@ -6,7 +6,7 @@ from itertools import combinations
 from statistics import fmean
 
 from spear_rl.app.compare.arms import Arm
-from spear_rl.app.compare.estimates import Estimate, over_seeds, over_tasks, sign_test
+from spear_rl.app.compare.estimates import NO_WIDTH, Estimate, over_seeds, over_tasks, sign_test
 from spear_rl.app.compare.runs import RunRecord
 
 
@@ -93,7 +93,7 @@ def _solved(runs: Sequence[RunRecord]) -> dict[str, float]:
 
 def conclusion(d: Estimate) -> str:
     """What an interval of a difference shows."""
-    if d.high - d.low < 1e-9:  # rounding leaves a width of 1e-16, which says nothing
+    if d.high - d.low < NO_WIDTH:
         return "all seeds differ by the same amount, so this interval says nothing"
     if d.low <= 0 <= d.high:
         return "no difference shown"

@@ -44,6 +44,16 @@ class RunRecord:
         return int(self.settings["run.seed"])
 
     @property
+    def taken(self) -> int:
+        """Steps taken: the row of the last one may be lost, but not its evaluation too."""
+        return max([max(self.rows) + 1, *self.evals])
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there is a row of every step, without which a sum over steps is too small."""
+        return len(self.rows) == self.taken
+
+    @property
     def solved(self) -> dict[str, float]:
         """Task id -> share solved, of the last evaluation."""
         last = max(self.evals, default=0)
@@ -73,9 +83,9 @@ def load_run(path: Path) -> RunRecord:
         if not (_are_numbers(row.get("solved", {})) and _are_rates(row.get("also", {}))):
             advice = "delete the line, or resume the run to have it mended"
             raise UserError(f"{path}: eval.jsonl, the row of step {step} has no shares in solved or also; {advice}")
-    taken, planned = max(rows) + 1, settings["run.steps"]
+    taken, planned = max([max(rows) + 1, *evals]), settings["run.steps"]
     missing = [step for step in range(taken) if step not in rows]
-    lacking = f"metrics.jsonl lacks the rows of steps {spans(missing)}" if missing else ""
+    lacking = f"without the rows of steps {spans(missing)} in metrics.jsonl" if missing else ""
     if summary is not None and summary.get("steps") == max(taken, planned):
         before, after = _estimate(summary.get("success_before")), _estimate(summary.get("success_after"))
         return RunRecord(path, settings, rows, evals, before, after, lacking)

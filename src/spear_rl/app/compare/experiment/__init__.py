@@ -10,11 +10,11 @@ from typing import Any
 
 from spear_rl.app.compare.arms import Arm, arms_of, warnings_of
 from spear_rl.app.compare.experiment.about import cells_ran_on, declaration, declare, machine, note_first_cell, now
-from spear_rl.app.compare.experiment.analysis import Block, unlike_evaluations
+from spear_rl.app.compare.experiment.analysis import Block, lacking, unlike_evaluations
 from spear_rl.app.compare.experiment.measures import MEASURES
 from spear_rl.app.compare.experiment.plan import Plan, read_plan
 from spear_rl.app.compare.experiment.report import Results, difference_rows, write_report
-from spear_rl.app.compare.experiment.runner import Job, Runner, jobs_of, processes_at_once
+from spear_rl.app.compare.experiment.runner import Job, Runner, jobs_of, processes_at_once, standing
 from spear_rl.app.compare.experiment.state import check_folders, finished_run
 from spear_rl.app.compare.runs import RunRecord, load_run
 from spear_rl.errors import UserError
@@ -35,12 +35,11 @@ def results_of_plan(plan: Plan, jobs: Sequence[Job], command: Sequence[str]) -> 
     """The results of a plan's finished cells."""
     failures = {job.folder: job for job in jobs if job.state != "done"}
     found: dict[tuple[str, ...], dict[str, list[RunRecord]]] = {}
-    cells, warnings = [], list(plan.notes)
+    cells, warnings = list[dict[str, Any]](), list(plan.notes)
     for cell in plan.cells:
         arms = found.setdefault(cell.block, {})
         job = failures.get(cell.folder)
-        state: str = job.state if job else "done"
-        why = job.error if job else ""
+        state, why = standing(job) if job else ("done", "")
         try:
             run = finished_run(cell)
         except UserError as error:
@@ -48,8 +47,6 @@ def results_of_plan(plan: Plan, jobs: Sequence[Job], command: Sequence[str]) -> 
         if run:
             arms.setdefault(cell.arm, []).append(run)
         cells.append({"cell": cell.name, "folder": str(cell.folder), "state": state, "error": why})
-        if run and run.note:
-            warnings.append(f"{cell.name}: {run.note}")
     unfinished = sum(cell["state"] != "done" for cell in cells)
     if unfinished:
         warnings.append(
@@ -74,12 +71,13 @@ def results_of_plan(plan: Plan, jobs: Sequence[Job], command: Sequence[str]) -> 
         plan.primary,
         plan.secondary,
         plan.out,
-        [*changes, *warnings, *unlike_evaluations(blocks)],
+        [*changes, *warnings, *lacking(blocks), *unlike_evaluations(blocks)],
         about,
         cells,
         plan.text,
         plan.question,
         when,
+        len({cell.block for cell in plan.cells}),
     )
 
 
@@ -93,6 +91,9 @@ def results_of_runs(
     runs = [load_run(path) for path in {path.resolve(): path for path in folders}.values()]
     warnings = [f"{run.path} is left out: it is {run.note}" for run in runs if run.note]
     whole = [run for run in runs if not run.note]
+    if whole and all(MEASURES[primary](run) is None for run in whole):
+        had = [name for name, measure in MEASURES.items() if any(measure(run) is not None for run in whole)]
+        raise UserError(f"--primary={primary}: no run has it; they have: {', '.join(had) or 'no measure at all'}")
     tasks: dict[str, list[RunRecord]] = {}
     for run in whole:
         tasks.setdefault(_task(run), []).append(run)
@@ -108,7 +109,7 @@ def results_of_runs(
         warnings += [f"{task}: {text}" if len(tasks) > 1 else text for text in warnings_of(arms)]
     if reference is not None and reference not in known_arms:
         raise UserError(f"--reference is no arm of these runs: {shown(reference)}; arms: {', '.join(known_arms)}")
-    warnings += unlike_evaluations(blocks)
+    warnings += [*lacking(blocks), *unlike_evaluations(blocks)]
     cells = [{"cell": str(r.path), "folder": str(r.path), "state": "unfinished" if r.note else "done"} for r in runs]
     about: dict[str, Any] = {"date": now(), "command": shlex.join(command), **machine()}
     about["cells ran with"] = cells_ran_on([run.path for run in whole])

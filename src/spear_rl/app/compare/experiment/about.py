@@ -126,7 +126,8 @@ def cells_ran_on(folders: list[Path]) -> list[str]:
             summary = json.loads((folder / "summary.json").read_text("utf-8"))
             parts = [f"{name} {version}" for name, version in summary["versions"].items()]
             hardware = summary["hardware"]
-            parts.append(f"{hardware['machine']}, {hardware['threads']} threads, {hardware['device']}")
+            threads = f"{hardware['threads']} thread{'s' * (hardware['threads'] != 1)}"
+            parts.append(f"{hardware['machine']}, {threads}, {hardware['device']}")
             text = ", ".join(parts)
             found[text] = found.get(text, 0) + 1
-    return [f"{count} cells: {text}" for text, count in found.items()]
+    return [f"{count} cell{'s' * (count != 1)}: {text}" for text, count in found.items()]

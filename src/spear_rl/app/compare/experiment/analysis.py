@@ -116,9 +116,13 @@ class Summary:
     measure: str
     blocks: int
     """Blocks in which both arms have this measure on at least one common seed."""
+    planned: int
+    """All blocks."""
     above: int
     """Blocks in which the 95 % interval of the paired difference lies above zero."""
     below: int
+    without: int
+    """Blocks without an interval, as there is one common seed."""
     mean: float
     """Of the blocks' differences."""
     worst: float
@@ -128,30 +132,60 @@ class Summary:
     def text(self) -> str:
         where = f" (in {self.worst_block})" if self.blocks > 1 and self.worst_block else ""
         blocks = f"{self.blocks} block{'s' * (self.blocks != 1)}"
+        planned = f" (of {self.planned} planned)" if self.planned > self.blocks else ""
+        without = f", {self.without} without an interval" if self.without else ""
         return (
-            f"{self.arm} beats {self.reference} in {self.above} of {blocks} with an interval above zero, and is below "
-            f"it in {self.below} with one below zero; mean difference {100 * self.mean:+.1f} points, worst "
-            f"{100 * self.worst:+.1f} points{where}"
+            f"{self.arm} beats {self.reference} in {self.above} of {blocks}{planned} with an interval above zero, and "
+            f"is below it in {self.below} with one below zero{without}; mean difference {100 * self.mean:+.1f} points, "
+            f"worst {100 * self.worst:+.1f} points{where}"
         )
 
 
-def summaries(blocks: Sequence[Block], measure: str) -> list[Summary]:
-    """One per arm that has a difference to a reference of the same name."""
+def summaries(blocks: Sequence[Block], measure: str, planned: int) -> list[Summary]:
+    """One per arm that has a difference to a reference of the same name; `planned` blocks may have no runs yet."""
     found: dict[tuple[str, str], list[tuple[str, Difference]]] = {}
     for block in blocks:
         for difference in block.differences:
             if difference.measure == measure and difference.by_seed:
                 found.setdefault((difference.arm, difference.reference), []).append((block.label, difference))
-    return [_summary(arm, reference, measure, entries) for (arm, reference), entries in found.items()]
+    return [_summary(arm, base, measure, entries, planned) for (arm, base), entries in found.items()]
 
 
-def _summary(arm: str, reference: str, measure: str, entries: Sequence[tuple[str, Difference]]) -> Summary:
+def missing(blocks: Sequence[Block], measure: str) -> str:
+    """Why no arm can be compared with the reference."""
+    arms = [(block, arm) for block in blocks for arm in block.arms]
+    measured = [(block, arm) for block, arm in arms if arm.by_seed(MEASURES[measure])]
+    for found, what in ((arms, "finished run"), (measured, f"run with {measure}")):
+        are_references = {arm.label == block.reference for block, arm in found}
+        if not found:
+            return f"there is no {what}"
+        if True not in are_references:
+            return f"the reference {blocks[0].reference} has no {what}"
+        if False not in are_references:
+            return f"no arm but the reference {blocks[0].reference} has a {what}"
+    return "no arm has a seed in common with the reference"
+
+
+def _summary(
+    arm: str, reference: str, measure: str, entries: Sequence[tuple[str, Difference]], planned: int
+) -> Summary:
     values = {label: fmean(difference.by_seed.values()) for label, difference in entries}
     worst = min(values, key=lambda label: values[label])
     # Seeds that all differ by the same amount have an interval without a width, which shows nothing.
     shown = [conclusion(difference.estimate) for _, difference in entries if difference.estimate]
     above, below = shown.count("higher"), shown.count("lower")
-    return Summary(arm, reference, measure, len(entries), above, below, fmean(values.values()), values[worst], worst)
+    mean, without = fmean(values.values()), len(entries) - len(shown)
+    return Summary(arm, reference, measure, len(entries), planned, above, below, without, mean, values[worst], worst)
+
+
+def lacking(blocks: Sequence[Block]) -> Iterator[str]:
+    """Finished runs that take no part in a measure, a total or a curve, as a file of theirs has lost rows."""
+    for run in (run for block in blocks for arm in block.arms for run in arm.runs):
+        if not run.is_whole:
+            yield f"{run.path} is {run.note}: it is in no total and in no curve of success"
+        if (done := evaluations(run)) and run.taken not in done:
+            last = f"eval.jsonl has none after step {max(done)} of {run.taken}"
+            yield f"{run.path} is without its last evaluation ({last}): it is in no mean of eval_mean and eval_final"
 
 
 def unlike_evaluations(blocks: Sequence[Block]) -> Iterator[str]:

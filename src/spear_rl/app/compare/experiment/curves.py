@@ -11,7 +11,7 @@ from spear_rl.app.compare.arms import Arm
 from spear_rl.app.compare.estimates import over_seeds
 from spear_rl.app.compare.experiment.analysis import Block
 from spear_rl.app.compare.experiment.measures import cumulative, gate_pass_rate, optimizer_steps
-from spear_rl.app.compare.runs import RunRecord
+from spear_rl.app.compare.runs import WINDOW, RunRecord
 from spear_rl.io.jsonl import read_rows
 
 _BINS = 5
@@ -83,8 +83,14 @@ def figures_of(blocks: Sequence[Block]) -> list[Panels]:
         )
     ]
     found += [
-        panels("entropy", "entropy of the policy", "step", "nats per token", metric(_smoothed("policy/entropy"))),
-        panels("tool_turns", "tool use", "step", "tool turns per episode", metric(_smoothed("rollout/tool_turns"))),
+        panels(
+            "entropy", f"entropy of the policy, means of {WINDOW} steps", "step", "nats per token",
+            metric(_smoothed("policy/entropy")),
+        ),
+        panels(
+            "tool_turns", f"tool use, means of {WINDOW} steps", "step", "tool turns per episode",
+            metric(_smoothed("rollout/tool_turns")),
+        ),
         panels("replay_age", "replayed episodes by age", "age in steps", "share", _of_draws(_ages), is_share=True),
         panels(
             "replay_success", "replayed episodes by the success of their group when played", "success of the group",
@@ -105,8 +111,8 @@ def _episodes(run: RunRecord) -> dict[int, float]:
 
 
 def _success(arm: Arm, cost: Callable[[RunRecord], Mapping[int, float] | None]) -> Line:
-    """Success of the evaluations; x is the mean over seeds of what was spent before each."""
-    runs = [run for run in arm.runs if run.evals]
+    """Success of the evaluations of runs without a lost row; x is the mean over seeds of what was spent before each."""
+    runs = [run for run in arm.runs if run.evals and run.is_whole]
     line = band([{float(step): float(row["success"]) for step, row in run.evals.items()} for run in runs])
     spent = [cumulative(found) for run in runs if (found := cost(run))]
     if len(spent) < len(runs) or not all(step in one for one in spent for step in line.x):

@@ -103,10 +103,9 @@ def _fill_kinds(axes: Any, panels: Panels, arms: Mapping[str, Line], looks: Mapp
 
 
 def interval_of(panels: Panels, line: Line) -> tuple[list[float], list[float]]:
-    """The interval as far as it is possible: a share is none below 0 or above 1."""
-    if not panels.is_share:
-        return line.low, line.high
-    return [max(low, 0.0) for low in line.low], [min(high, 1.0) for high in line.high]
+    """The interval as far as it is possible: nothing that is drawn is below 0, and a share is not above 1."""
+    top = 1.0 if panels.is_share else math.inf
+    return [max(low, 0.0) for low in line.low], [min(high, top) for high in line.high]
 
 
 def _draw_differences(folder: Path, blocks: Sequence[Block], measure: str, labels: Sequence[str]) -> None:

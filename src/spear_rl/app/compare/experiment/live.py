@@ -22,11 +22,11 @@ class LiveTable:
     """Counts, running cells with their steps and success, failed ones, and the time left."""
 
     def __init__(self, console: Console, jobs: Sequence[Job], at_once: int) -> None:
-        self._console, self._jobs, self._at_once = console, jobs, at_once
+        self._console, self._jobs, self._forecast = console, jobs, Forecast(jobs, at_once)
         self._is_live = console.is_terminal
         self._last_line = time.monotonic()
         self._live = Live(console=console, auto_refresh=False)
-        self._drawn = 0.0
+        self._looked = 0.0
 
     def __enter__(self) -> Self:
         if self._is_live:
@@ -46,10 +46,13 @@ class LiveTable:
 
     def tick(self) -> None:
         now = time.monotonic()
-        if self._is_live and now - self._drawn >= 0.5:
-            self._drawn = now
+        if now - self._looked < 0.5:
+            return
+        self._looked = now
+        self._forecast.look()
+        if self._is_live:
             self._live.update(self._view(), refresh=True)
-        elif not self._is_live and now - self._last_line > _QUIET_SECONDS:
+        elif now - self._last_line > _QUIET_SECONDS:
             self._last_line = now
             running = [f"{job.name}{self._how_far(job)}" for job in self._jobs if job.state == "running"]
             self._console.print(Text(one_line("; ".join([self.counts(), *running]))), soft_wrap=True)
@@ -64,7 +67,7 @@ class LiveTable:
             "waiting": sum(job.state == "waiting" for job in cells),
         }
         parts = [f"{number} {state}" for state, number in numbers.items() if number or state == "done"]
-        left = seconds_left(self._jobs, self._at_once)
+        left = self._forecast.seconds_left()
         return f"{len(cells)} cells: {', '.join(parts)}" + (f"; {clock(left)} left" if left is not None else "")
 
     def _how_far(self, job: Job) -> str:
@@ -92,45 +95,69 @@ class LiveTable:
         return Group(Text(self.counts(), style="bold"), *([table] if table.row_count else []), *lines)
 
 
-def seconds_left(jobs: Sequence[Job], at_once: int) -> float | None:
-    """What the unfinished commands will take, judged by those that were finished or are going on; None at the start."""
-    wholes = {id(job): whole for job in jobs if (whole := _whole_seconds(job))}
-    known: dict[str, list[float]] = {}
-    for job in jobs:
-        if id(job) in wholes:
-            known.setdefault(_kind(job), []).append(wholes[id(job)])
-    if not known:
+class Forecast:
+    """What the unfinished commands will take, judged by the cells that were seen to move: nothing before one was."""
+
+    def __init__(self, jobs: Sequence[Job], at_once: int) -> None:
+        self._jobs, self._at_once = jobs, at_once
+        self._marks: dict[tuple[int, int], list[tuple[float, int]]] = {}
+        """Cell and attempt -> (time, steps taken) as it began, as it was first seen to have moved, and last."""
+
+    def look(self) -> None:
+        """Note how far the running cells are."""
+        for number, job in enumerate(self._jobs):
+            if job.is_cell and job.state == "running":
+                found = progress(job.folder)
+                step = found.step if found else job.first_step
+                marks = self._marks.setdefault((number, job.attempts), [])
+                if not marks or step > marks[-1][1]:
+                    marks[2:] = [(time.monotonic(), step)]
+
+    def seconds_left(self) -> float | None:
+        paces: dict[str, list[tuple[float, float]]] = {}
+        for number, job in enumerate(self._jobs):
+            if pace := self._pace(number, job):
+                paces.setdefault(_block(job), []).append(pace)
+        if not paces:
+            return None
+        cold = [job.seconds for job in self._jobs if not job.is_cell and job.state == "done" and not job.was_done]
+        every = [pace for of_block in paces.values() for pace in of_block]
+        left = []
+        for number, job in enumerate(self._jobs):
+            if job.state in ("waiting", "running"):
+                known = [own] if (own := self._pace(number, job)) else paces.get(_block(job), every)
+                whole = self._cell_seconds(number, job, known) if job.is_cell else fmean(cold or [0.0]) - _spent(job)
+                left.append(max(whole, 0.0))
+        return max(sum(left) / self._at_once, max(left, default=0.0))
+
+    def _pace(self, number: int, job: Job) -> tuple[float, float] | None:
+        """Seconds before the first step and seconds a step of a cell, where this command saw both."""
+        marks = self._marks.get((number, job.attempts), [])
+        if len(marks) == 3:
+            (began, before), (moved, first), (now, last) = marks
+            pace = (now - moved) / (last - first)
+            return max(moved - began - pace * (first - before), 0.0), pace
+        if job.is_cell and job.state == "done" and not job.was_done:  # too short to be seen moving twice
+            return 0.0, job.seconds / (job.config.run.steps - job.first_step)
         return None
-    typical = fmean(fmean(values) for values in known.values())
-    left = [
-        max(wholes.get(id(job), fmean(known.get(_kind(job), [typical]))) * _share(job) - _spent(job), 0.0)
-        for job in jobs
-        if job.state in ("waiting", "running")
-    ]
-    return max(sum(left) / at_once, max(left, default=0.0))
 
-
-def _whole_seconds(job: Job) -> float | None:
-    """What a command takes from its first step on, judged by the steps that it took since this command began."""
-    if job.state == "done" and not job.was_done:
-        return job.seconds / _share(job)
-    found = progress(job.folder) if job.is_cell and job.state == "running" else None
-    taken = found.step - job.first_step if found else 0
-    return _spent(job) * job.config.run.steps / taken if taken > 0 else None
-
-
-def _share(job: Job) -> float:
-    """The share of a command's work that was left when this command began."""
-    return 1 - job.first_step / job.config.run.steps if job.is_cell else 1.0
+    def _cell_seconds(self, number: int, job: Job, paces: Sequence[tuple[float, float]]) -> float:
+        """What is left of a cell, by the mean of paces."""
+        start, pace = (fmean(values) for values in zip(*paces, strict=True))
+        marks = self._marks.get((number, job.attempts), [])
+        if job.state == "running" and len(marks) > 1:
+            then, step = marks[-1]
+            return pace * (job.config.run.steps - step) - (time.monotonic() - then)
+        return start + pace * (job.config.run.steps - job.first_step) - _spent(job)
 
 
 def _spent(job: Job) -> float:
-    return job.seconds + (time.monotonic() - job.began if job.state == "running" else 0.0)
+    return time.monotonic() - job.began if job.state == "running" else 0.0
 
 
-def _kind(job: Job) -> str:
-    """Jobs that take about as long: a block's."""
-    return job.name.rpartition("/")[0].rpartition("/")[0] if job.is_cell else "cold start"
+def _block(job: Job) -> str:
+    """The block of a cell: its cells take about as long."""
+    return job.name.rpartition("/")[0].rpartition("/")[0]
 
 
 def clock(seconds: float) -> str:

@@ -22,11 +22,12 @@ def further_evaluations(run: RunRecord) -> dict[int, float]:
 
 
 def _mean_of(series: Callable[[RunRecord], Mapping[int, float]]) -> Measure:
-    return lambda run: fmean(found.values()) if (found := series(run)) else None
+    """None without the evaluation after the last step, which the mean of another run has."""
+    return lambda run: fmean(found.values()) if run.taken in (found := series(run)) else None
 
 
 def _final_of(series: Callable[[RunRecord], Mapping[int, float]]) -> Measure:
-    return lambda run: found[max(found)] if (found := series(run)) else None
+    return lambda run: series(run).get(run.taken)
 
 
 def eval_best(run: RunRecord) -> float | None:
@@ -75,17 +76,9 @@ def optimizer_steps(run: RunRecord) -> dict[int, float] | None:
     return {step: float(epochs * (count + min(count, replayed.get(step, 0.0)))) for step in run.rows}
 
 
-def total_optimizer_steps(run: RunRecord) -> float | None:
-    found = optimizer_steps(run)
-    return sum(found.values()) if found else None
-
-
-def _total(key: str) -> Measure:
-    def total(run: RunRecord) -> float | None:
-        found = run.series(key)
-        return sum(found.values()) if found else None
-
-    return total
+def _total(series: Callable[[RunRecord], Mapping[int, float] | None]) -> Measure:
+    """None where a row is lost."""
+    return lambda run: sum(found.values()) if run.is_whole and (found := series(run)) else None
 
 
 def _last(run: RunRecord, key: str) -> float | None:
@@ -103,9 +96,9 @@ def _mean(key: str) -> Measure:
 
 COSTS: dict[str, tuple[Measure, str]] = {
     "success before": (eval_before, ".1%"),
-    "optimizer steps": (total_optimizer_steps, ",.0f"),
-    "episodes": (_total("rollout/episodes"), ",.0f"),
-    "seconds": (_total("time/step"), ",.0f"),
+    "optimizer steps": (_total(optimizer_steps), ",.0f"),
+    "episodes": (_total(lambda run: run.series("rollout/episodes")), ",.0f"),
+    "seconds": (_total(lambda run: run.series("time/step")), ",.0f"),
     "entropy": (lambda run: _last(run, "policy/entropy"), ".3f"),
     "tool turns": (lambda run: _last(run, "rollout/tool_turns"), ".2f"),
     "replay fired": (_mean("replay/fired"), ".0%"),

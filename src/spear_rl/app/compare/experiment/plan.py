@@ -4,8 +4,8 @@ import hashlib
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import product
+from dataclasses import dataclass, field, fields
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ class Plan:
     @property
     def question(self) -> str:
         """What is asked: the comment in the first line, if there is one."""
-        first = self.text.lstrip("\ufeff").split("\n", 1)[0].strip()
+        first = self.text.split("\n", 1)[0].strip()
         return first.lstrip("# ").strip() if first.startswith("#") else ""
 
     @property
@@ -78,7 +78,7 @@ def decided(table: Mapping[str, Any]) -> dict[str, Any]:
 def read_plan(path: Path, out: Path | None = None) -> Plan:
     """The plan in a file, with every cell's configuration loaded; a ConfigError has one line per fault."""
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
         table = tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
@@ -169,6 +169,10 @@ class _Reader:
             if not _NAME.fullmatch(given):
                 rule = "letters, digits and . _ + - (64 at most, no dot first), as it names a folder"
                 self.faults.append(f"the name {shown(given)} must be of {rule}")
+        for names in (arms, *axes.values()):
+            for one, other in combinations(names, 2):
+                if one.casefold() == other.casefold():
+                    self.faults.append(f"{one} and {other} differ in case alone, so on some disks they share a folder")
         if reference not in arms:
             known = f"it is one of: {', '.join(arms)}"
             self.faults.append(f"reference is no arm: {shown(reference)}{nearest(reference, list(arms))}; {known}")
@@ -202,6 +206,11 @@ class _Reader:
         for key in ("preset", "config"):
             if key in table:
                 self.faults.append(f"[{where}] names a {key}: only the plan itself or a block may")
+        sections = [section.name for section in fields(Config)]
+        for key in (key for key, value in table.items() if isinstance(value, Mapping) and key not in sections):
+            known = f"{nearest(key, sections)}; there are: {', '.join(sections)}"
+            self.faults.append(f"[{where}] has an unknown section {shown(key)[1:-1]}{known}")
+            table = {name: value for name, value in table.items() if name != key}
         try:
             update(Config(), {k: v for k, v in table.items() if k not in ("preset", "config")})
         except ConfigError as error:
@@ -333,8 +342,9 @@ def _notes(cells: list[Cell], reference: str, seeds: list[int], secondary: list[
     for measure in secondary:
         if silent := next((cell for cell in first if _lacking(cell, measure)), None):
             yield f"there will be no {measure} in cell {silent.name}: {_lacking(silent, measure)}"
-    if all(cell.config.eval.every == 0 and cell.config.eval.tasks for cell in first):
-        yield "eval.every is 0: cells are evaluated before and after RL only, so eval_mean is eval_final"
+    if all(cell.config.eval.tasks and not 0 < cell.config.eval.every < cell.config.run.steps for cell in first):
+        every = f"eval.every is {first[0].config.eval.every} and run.steps {first[0].config.run.steps}"
+        yield f"{every}: cells are evaluated before and after RL only, so eval_mean is eval_final"
 
 
 def _is_separate(config: Config) -> bool:

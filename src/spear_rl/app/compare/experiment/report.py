@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spear_rl.app.compare.experiment.analysis import Block, Difference, Mean, notes_on, summaries
+from spear_rl.app.compare.estimates import NO_WIDTH
+from spear_rl.app.compare.experiment.analysis import Block, Difference, Mean, Summary, missing, notes_on, summaries
 from spear_rl.app.compare.experiment.curves import Panels, figures_of
 from spear_rl.app.compare.experiment.figures import draw_all, interval_of
 from spear_rl.app.compare.experiment.measures import COSTS, COSTS_NOTE, MEANINGS
@@ -39,15 +40,21 @@ class Results:
     """What is asked, in a line."""
     declared: str = "not declared before running"
     """When the primary measure was chosen."""
+    planned: int = 0
+    """Blocks of the plan, if there is one: those without a finished run too."""
 
     @property
     def measures(self) -> list[str]:
         return [self.primary, *self.secondary]
 
     @property
+    def summaries(self) -> list[Summary]:
+        return summaries(self.blocks, self.primary, self.planned or len(self.blocks))
+
+    @property
     def summary(self) -> list[str]:
-        said = [found.text for measure in self.measures[:1] for found in summaries(self.blocks, measure)]
-        return said or ["there is nothing to compare yet: no arm has a seed in common with the reference"]
+        said = [found.text for found in self.summaries]
+        return said or [f"there is nothing to compare: {missing(self.blocks, self.primary)}"]
 
     def header(self) -> list[str]:
         return ["arm", "seeds", *(f"{measure} (95 %)" for measure in self.measures), *COSTS]
@@ -69,6 +76,8 @@ def _share(mean: Mean | None) -> str:
         return "-"
     if mean.low is None or mean.high is None:
         return f"{mean.value:.1%}"
+    if mean.high - mean.low < NO_WIDTH:
+        return f"{mean.value:.1%} (all seeds equal)"
     return f"{mean.value:.1%} ({max(mean.low, 0.0):.1%} to {min(mean.high, 1.0):.1%})"
 
 
@@ -113,7 +122,7 @@ def write_report(results: Results) -> None:
         "primary": results.primary,
         "secondary": results.secondary,
         "blocks": [block.as_dict() for block in results.blocks],
-        "summary": [asdict(found) | {"text": found.text} for found in summaries(results.blocks, results.primary)],
+        "summary": [asdict(found) | {"text": found.text} for found in results.summaries],
         "warnings": results.warnings,
         "notes": list(notes_on(results.blocks)),
         "cells": results.cells,
@@ -194,13 +203,18 @@ def _as_html(results: Results, parts: Sequence[_Part], figures: Sequence[Panels]
 def _charts(figure: Panels, looks: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """A chart per block as the page's script draws it: a line per arm with its interval; none for kinds of tasks."""
     charts = []
+    scale, unit = (100, f"{figure.y} in %") if figure.is_share else (1, figure.y)
+
+    def scaled(values: Sequence[float]) -> list[float]:
+        return [round(scale * value, 9) for value in values]
+
     for block, arms in figure.lines.items():
-        lines = [
-            {"label": one_line(arm), "colour": looks[arm]["color"], "steps": line.x, "series": {"": line.mean}}
-            | {"bands": {"": interval_of(figure, line)} if line.low != line.high else {}}
-            for arm, line in arms.items()
-            if not any(isinstance(x, str) for x in line.x)
-        ]
-        title = f"{figure.title}, {figure.y}" + (f": {one_line(block)}" if len(figure.lines) > 1 else "")
+        lines: list[dict[str, Any]] = []
+        for arm, line in arms.items():
+            if not any(isinstance(x, str) for x in line.x):
+                bands = {"": [*map(scaled, interval_of(figure, line))]} if line.low != line.high else {}
+                look = {"label": one_line(arm), "colour": looks[arm]["color"]}
+                lines.append(look | {"steps": line.x, "series": {"": scaled(line.mean)}, "bands": bands})
+        title = f"{figure.title}, {unit}" + (f": {one_line(block)}" if len(figure.lines) > 1 else "")
         charts += [{"title": title, "names": [""], "x": figure.x, "runs": lines}] if lines else []
     return charts

@@ -97,6 +97,19 @@ def processes_at_once(plan: Plan, asked: int | None) -> int:
     return max(cores // max(max(config.run.threads, 1) for config in configs), 1)
 
 
+def standing(job: Job) -> tuple[str, str]:
+    """The state of a job and why; of one that this command did nothing about by what earlier ones left of it."""
+    if job.state != "waiting":
+        return job.state, job.error
+    found = progress(job.folder) if job.is_cell else None
+    parts = [f"step {found.step} of {job.config.run.steps}"] if found else []
+    parts += [f"the last line of its log: {line}"] if (line := _last_line(job.log)) else []
+    if parts or job.on_disk() == "begun":
+        return "unfinished", "; ".join(parts)
+    state, why = standing(job.needs) if job.needs else ("", "")
+    return "waiting", f"its {job.needs.name} is {state}: {why}" if job.needs and why else ""
+
+
 Notice = Callable[[Job, str], None]
 """Called with a job when something happened to it, and what, in words."""
 
@@ -231,13 +244,15 @@ def _variables(job: Job) -> Mapping[str, str]:
 
 def _ending(code: int, log: Path) -> str:
     """How a process ended: its last line, and the signal if one killed it."""
-    last = ""
+    how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    return f"{how}; its last line: {line}" if (line := _last_line(log)) else how
+
+
+def _last_line(log: Path) -> str:
     try:
         with log.open("rb") as file:
             file.seek(max(file.seek(0, os.SEEK_END) - _LOG_END, 0))
             lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines()]
-        last = clipped(next((line for line in reversed(lines) if line), ""), 300)
     except OSError:
-        pass
-    how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-    return f"{how}; its last line: {last}" if last else how
+        return ""
+    return clipped(next((line for line in reversed(lines) if line), ""), 300)

@@ -38,13 +38,13 @@ class Progress:
 
 def check_folders(plan: Plan) -> None:
     """Refuse cells and cold starts that were run with other settings than the plan's: one line for each."""
-    faults = [_fault(cell.folder, cell.config, lambda _: True, cell_state(cell)) for cell in plan.cells]
-    faults += [_fault(cold.folder, cold.config, is_cold, cold_state(cold)) for cold in plan.cold_starts]
+    faults = [_fault(cell.folder, cell.config, lambda _: True) for cell in plan.cells]
+    faults += [_fault(cold.folder, cold.config, is_cold) for cold in plan.cold_starts]
     if found := [fault for fault in faults if fault]:
         raise UserError("\n".join(found))
 
 
-def _fault(folder: Path, planned: Config, counts: Callable[[str], bool], state: State) -> str:
+def _fault(folder: Path, planned: Config, counts: Callable[[str], bool]) -> str:
     path = folder / "config.toml"
     if not path.is_file():
         return ""
@@ -52,10 +52,8 @@ def _fault(folder: Path, planned: Config, counts: Callable[[str], bool], state: 
         there, wanted = flat(load(str(path))), flat(planned)
     except ConfigError as error:
         return f"{folder} was run with settings of another version ({error}): choose another --out, or delete it"
-    # The folder of a whole experiment may have moved, with its cold starts; a run that goes on needs its model there.
-    same = _is_same if state == "finished" else lambda key, one, other: one == other
     keys = [key for key in wanted if counts(key) and not key.startswith(_BOOKKEEPING)]
-    keys = [key for key in keys if not same(key, there[key], wanted[key])]
+    keys = [key for key in keys if not _is_same(key, there[key], wanted[key])]
     if not keys:
         return ""
     parts = ", ".join(f"{key}={there[key]} where the plan has {wanted[key]}" for key in keys[:3])
@@ -64,6 +62,7 @@ def _fault(folder: Path, planned: Config, counts: Callable[[str], bool], state: 
 
 
 def _is_same(key: str, there: Any, wanted: Any) -> bool:
+    """Whether a setting is the plan's; a whole experiment may have moved, with the cold starts that its cells name."""
     if key == "engine.model" and "cold_starts" in Path(wanted).parts:
         return _in_cold_starts(there) == _in_cold_starts(wanted)
     return bool(there == wanted)
