@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 
@@ -33,6 +34,25 @@ EOS = {"gemma2": "<eos>", "gemma3": "<eos>"}
 """End tokens that are not the one that ends a turn; else they are the same."""
 TOKENS = ["<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|begin_of_text|>"]
 TOKENS += ["<start_of_turn>", "<end_of_turn>", "<bos>", "<eos>", "<s>", "</s>", "[INST]", "[/INST]"]
+
+
+class Clock(datetime):
+    """A clock that stands still, for templates that ask transformers for today's date."""
+
+    today = datetime(2024, 7, 26)
+
+    @classmethod
+    def now(cls, *_: object) -> datetime:
+        return cls.today
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch) -> type[Clock]:
+    from transformers.utils import chat_template_utils
+
+    monkeypatch.setattr(Clock, "today", Clock.today)
+    monkeypatch.setattr(chat_template_utils, "datetime", Clock)
+    return Clock
 
 
 @cache
@@ -148,6 +168,19 @@ def test_a_growing_chat_without_thoughts_is_what_the_template_says(family):
         messages += [{"role": "assistant", "content": action}, {"role": "user", "content": f"Told: {action}"}]
 
 
+@pytest.mark.parametrize(("family", "date"), [("llama3", "26 Jul 2024"), ("smollm3", "26 July 2024")])
+def test_prompts_do_not_depend_on_the_day(family, date, clock):
+    tokenizer, messages = tokenizer_of(family), [{"role": "user", "content": "?"}]
+    renderer = ChatRenderer(tokenizer)
+    prompt, reply = renderer.prompt(messages), renderer.extended([], [], "over")
+    assert date in tokenizer.decode(prompt)
+    clock.today = datetime(2031, 1, 5)
+    assert " 2031" in rendered(tokenizer, messages), "the template itself asks for the date"
+    for own in (renderer, ChatRenderer(tokenizer)):
+        assert own.prompt(messages) == prompt
+        assert own.extended([], [], "over") == reply
+
+
 def test_a_blank_before_the_end_token_does_not_end_an_answer_twice():
     _, prompts, _, tokenizer = played("llama2", "chat", texts=["look"])
     assert tokenizer.decode(prompts[1]).count("</s>") == 1
@@ -246,6 +279,16 @@ def test_a_conversation_that_a_template_cannot_show_is_one_sentence():
     with pytest.raises(ConfigError, match="its chat template cannot show this conversation: Conversation roles must"):
         renderer.prompt([{"role": "assistant", "content": "a"}])
     assert renderer.prompt([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}])
+
+
+def test_a_conversation_that_is_merged_leaves_later_ones_as_they_are():
+    tokenizer = tokenizer_of("smollm3")
+    renderer = ChatRenderer(tokenizer)
+    user = {"role": "user", "content": "?"}
+    cut = renderer.prompt([{"role": "system", "content": "Answer in <think></think>."}, user])
+    assert "user\nAnswer in <think></think>." in tokenizer.decode(cut), "the template would cut it"
+    plain = [{"role": "system", "content": "Be good."}, user]
+    assert renderer.prompt(plain) == ChatRenderer(tokenizer).prompt(plain)
 
 
 def test_a_tokenizer_with_several_templates_uses_its_default():

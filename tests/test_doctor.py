@@ -119,7 +119,8 @@ def config_for(folder, *settings: str) -> Config:
 def folder(tmp_path_factory, tokenizer):
     """A model whose training takes most of its memory for activations."""
     path = tmp_path_factory.mktemp("model")
-    config = transformers.LlamaConfig(**(AGREE["Llama"] | {"num_hidden_layers": 8, "hidden_size": 128}))
+    shape = {"num_hidden_layers": 8, "hidden_size": 128, "vocab_size": len(tokenizer)}
+    config = transformers.LlamaConfig(**(AGREE["Llama"] | shape))
     config.max_position_embeddings = 8192
     transformers.LlamaForCausalLM(config).save_pretrained(path)
     tokenizer.save_pretrained(path)

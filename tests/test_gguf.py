@@ -272,14 +272,15 @@ def test_a_head_that_repeats_the_embeddings_is_tied_again(tmp_path, dtype):
     assert distance < 0.01 * model.get_output_embeddings().weight.norm(), "the finer of the two is kept"
 
 
-def test_a_head_of_its_own_stays_even_if_it_is_close(tmp_path):
+@pytest.mark.parametrize("dtype", ["F32", "Q8_0"])
+def test_a_head_of_its_own_stays_even_if_it_is_close(tmp_path, dtype):
     model = plain_model("qwen2", tied=False)
     with torch.no_grad():
         embeddings = model.get_input_embeddings().weight
         model.get_output_embeddings().weight.copy_(embeddings + 0.05 * embeddings.std() * torch.randn_like(embeddings))
-    own, _ = loaded(write(tmp_path / "model.gguf", "qwen2", tensors_of(model, "qwen2", head=True)))
+    own, _ = loaded(write(tmp_path / "model.gguf", "qwen2", tensors_of(model, "qwen2", head=True, dtype=dtype)))
     assert not own.config.tie_word_embeddings
-    assert torch.allclose(logits(own), logits(model), atol=1e-5)
+    assert torch.allclose(logits(own), logits(model), atol=1e-5 if dtype == "F32" else 1e-2)
 
 
 def test_tokenizer_and_chat_template_come_from_the_file(tmp_path):
@@ -314,6 +315,66 @@ def test_words_are_split_as_the_familys_tokenizer_splits_them_before_and_after_s
     for own in (tokenizer, AutoTokenizer.from_pretrained(tmp_path / "saved")):
         assert (own.tokenize("hello") == ["hello"]) is is_whole
         assert (own.tokenize("e\u0301") == own.tokenize("\u00e9")) is is_composed
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [("smollm", ["a", "\u0120\u0120", "1", "2"]), ("gpt-2", ["a", "\u0120", "\u012012"])]
+)
+def test_digits_are_split_one_by_one_where_the_familys_tokenizer_does_so(tmp_path, words, expected):
+    from spear_rl.rollout.rendering.encoding import has_segments
+
+    tensors = tensors_of(plain_model("llama", tied=True), "llama", head=False)
+    _, tokenizer = loaded(write(tmp_path / "m.gguf", "llama", tensors, keys={"tokenizer.ggml.pre": words}))
+    tokenizer.save_pretrained(tmp_path / "saved")
+    from transformers import AutoTokenizer
+
+    for own in (tokenizer, AutoTokenizer.from_pretrained(tmp_path / "saved")):
+        backend = own.backend_tokenizer
+        assert [word for word, _ in backend.pre_tokenizer.pre_tokenize_str("a  12")] == expected
+        assert has_segments(backend)
+
+
+@pytest.mark.parametrize("left_out", ["model", "tokens", "merges"])
+def test_a_file_without_a_whole_tokenizer_says_so(tmp_path, monkeypatch, left_out):
+    class Without(gguf.GGUFWriter):
+        def add_key_value(self, key, *rest):
+            if key != f"tokenizer.ggml.{left_out}":
+                super().add_key_value(key, *rest)
+
+    monkeypatch.setattr(gguf, "GGUFWriter", Without)
+    path = write(tmp_path / "m.gguf", "qwen2", tensors_of(plain_model("qwen2", tied=True), "qwen2", head=False))
+    with pytest.raises(ConfigError, match=r"m\.gguf has no whole tokenizer: take a file that has one$"):
+        loaded(path)
+
+
+def test_a_special_token_beyond_the_table_of_tokens_is_named(tmp_path):
+    keys = {"tokenizer.ggml.bos_token_id": 99999}
+    tensors = tensors_of(plain_model("qwen2", tied=True), "qwen2", head=False)
+    with pytest.raises(ConfigError, match=r"is damaged: its bos token is 99999 of 264 tokens"):
+        loaded(write(tmp_path / "m.gguf", "qwen2", tensors, keys=keys))
+
+
+def test_weights_of_another_shape_and_another_version_are_told_in_full(tmp_path):
+    tensors = tensors_of(plain_model("qwen2", tied=True), "qwen2", head=False)
+    with pytest.raises(
+        ConfigError, match=r"does not load as a GGUF model: .*: size mismatch for .*: copying"
+    ) as caught:
+        loaded(write(tmp_path / "m.gguf", "qwen2", tensors, keys={"qwen2.embedding_length": 64}))
+    assert not set("\t\n") & set(str(caught.value))
+    path = write(tmp_path / "v9.gguf", "qwen2", tensors)
+    path.write_bytes(b"GGUF\x09\0\0\0" + path.read_bytes()[8:])
+    with pytest.raises(ConfigError, match=r"is of GGUF version 9, not 2 or 3: convert it anew"):
+        loaded(path)
+
+
+def test_a_config_or_a_vision_file_beside_a_gguf_file_does_not_hide_it(tmp_path):
+    model = plain_model("qwen2", tied=True)
+    write(tmp_path / "q8.gguf", "qwen2", tensors_of(model, "qwen2", head=False))
+    model.config.save_pretrained(tmp_path)
+    (tmp_path / "mmproj-F16.gguf").write_bytes(b"GGUF of a vision tower")
+    assert torch.allclose(logits(loaded(tmp_path)[0]), logits(model), atol=1e-5)
+    model.save_pretrained(tmp_path)
+    assert not is_gguf(tmp_path), "a whole model comes first"
 
 
 def test_every_token_that_ends_a_turn_is_known(tmp_path):

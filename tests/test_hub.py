@@ -20,7 +20,7 @@ from spear_rl.engines.models import hub as hub_module
 from spear_rl.engines.models.hub import HubId, fetched, hub_id, pin, used_commits
 from spear_rl.engines.models.load import model_by_name
 from spear_rl.engines.models.tiny import tiny_model
-from spear_rl.errors import ConfigError, DiskError, UserError
+from spear_rl.errors import ConfigError, DiskError, MissingExtraError, UserError
 
 IDS = torch.tensor([[5, 6, 7, 80, 9, 261]])
 
@@ -110,6 +110,41 @@ def test_weights_in_torchs_format_load_safely_where_there_are_no_others(hub, tmp
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
     hub.add("owner/bin", folder)
     assert torch.equal(logits(loaded("owner/bin")), logits(model))
+
+
+def test_a_whole_file_of_safetensors_comes_before_the_shards_of_torchs_format(hub, folder):
+    shard = "pytorch_model-00001-of-00001.bin"
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
+    (folder / shard).write_bytes(b"the same in another format")
+    hub.add("owner/name", folder)
+    assert torch.equal(logits(loaded("owner/name")), plain(folder))
+    assert [name for name in hub.downloads() if name.endswith((".bin", ".safetensors"))] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("named", ["*", "*.py", "../a.safetensors", "/etc/a.safetensors", "a/../b.bin", ".x.bin"])
+def test_an_index_that_names_no_weights_downloads_nothing(hub, folder, named):
+    (folder / "own.py").write_text("raise SystemExit")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": named}}))
+    hub.add("owner/name", folder)
+    assert torch.equal(logits(loaded("owner/name")), plain(folder))
+    assert "own.py" not in hub.downloads()
+
+
+def test_weights_in_a_subfolder_that_the_index_names_are_found_and_checked(hub, tmp_path, tokenizer):
+    folder = saved(tmp_path / "shards", tokenizer, seed=4, max_shard_size="100KB")
+    expected = plain(folder)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    (folder / "sub").mkdir()
+    for file in folder.glob("model-*"):
+        file.rename(folder / "sub" / file.name)
+    index["weight_map"] = {name: f"sub/{file}" for name, file in index["weight_map"].items()}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    hub.add("owner/name", folder)
+    assert torch.equal(logits(loaded("owner/name")), expected)
+    hub.add("owner/other", folder)
+    hub.faults["owner/other"] = "damaged"
+    with pytest.raises(ConfigError, match="of owner/other arrived damaged"):
+        loaded("owner/other")
 
 
 def test_a_revision_is_a_branch_a_tag_or_a_commit(hub, tmp_path, tokenizer):
@@ -217,8 +252,8 @@ FAULTS = {
     "gated": r"is gated: accept its terms at .*/owner/name, then log in",
     "no_token": r"is gated: accept its terms",
     "private": r"is no folder here and no model of the hub .*, or it is private and it needs a token",
-    "bad_token": r"the hub refuses the token \(401\): set HF_TOKEN",
-    "403": r"the hub forbids access \(403\)",
+    "bad_token": r"the hub forbids access without a token \(401\): set HF_TOKEN, or log in",
+    "403": r"the hub forbids access without a token \(403\): set HF_TOKEN, or log in",
     "404": r"no model of the hub",
     "gated_files": r"is gated: accept its terms",
     "damaged": r"model.safetensors of owner/name arrived damaged .* give the command again",
@@ -311,6 +346,25 @@ def test_the_token_goes_to_the_hub(hub, folder, monkeypatch):
     with pytest.raises(ConfigError, match="the token's account must be allowed") as caught:
         loaded("owner/other")
     assert "hf_secret" not in str(caught.value)
+    for fault, said in (("bad_token", r"refuses the token \(401\)"), ("403", r"\(403\): the token lacks")):
+        hub.faults["owner/other"] = fault
+        with pytest.raises(ConfigError, match=said):
+            loaded("owner/other")
+
+
+@pytest.mark.parametrize("kind", ["folder", "binary", "beneath a file"])
+def test_a_stored_token_that_cannot_be_read_is_one_sentence(hub, folder, tmp_path, monkeypatch, kind):
+    from huggingface_hub import constants
+
+    place = tmp_path / "token"
+    if kind == "folder":
+        place.mkdir()
+    else:
+        place.write_bytes(b"\xff\xfe")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(place / "token" if kind == "beneath a file" else place))
+    hub.add("owner/name", folder)
+    with pytest.raises(ConfigError, match=r"the stored token, .*, cannot be read \(.*\): set HF_TOKEN, or HF_HOME to"):
+        loaded("owner/name")
 
 
 def test_offline_a_cached_model_loads_and_another_does_not(hub, folder, monkeypatch):
@@ -337,8 +391,25 @@ def test_without_a_network_a_cached_model_loads_and_another_does_not(hub, folder
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     pin({})
     assert torch.equal(logits(loaded("owner/name")), plain(folder))
-    with pytest.raises(ConfigError, match=r"the hub \(http://127.0.0.1:9\) cannot be reached: check the network"):
+    with pytest.raises(
+        ConfigError, match=r"the hub \(http://127.0.0.1:9\) cannot be reached: check the network \(.*refused\)$"
+    ):
         loaded("owner/other")
+
+
+@pytest.mark.parametrize("endpoint", ["portal", "no address"])
+def test_a_server_that_is_no_hub_is_one_sentence(hub, monkeypatch, endpoint):
+    from huggingface_hub import constants
+
+    def page(*_: object, **__: object) -> None:
+        raise json.JSONDecodeError("Expecting value", "<html>", 0)
+
+    if endpoint == "portal":
+        monkeypatch.setattr("huggingface_hub.snapshot_download", page)
+    else:
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    with pytest.raises(ConfigError, match=r"does not answer as a hub \(.*\): set HF_ENDPOINT to the hub's address"):
+        loaded("owner/name")
 
 
 def test_a_hub_that_never_answers_is_given_up(hub, folder, monkeypatch):
@@ -357,16 +428,18 @@ def test_a_hub_that_never_answers_is_given_up(hub, folder, monkeypatch):
             loaded("owner/other")
 
 
-def test_a_full_disk_is_one_sentence(hub, folder, monkeypatch):
+def test_a_full_disk_is_one_sentence(hub, folder, monkeypatch, recwarn):
     from huggingface_hub import file_download
 
     def full(*_: object, **__: object) -> None:
+        file_download._check_disk_space(1 << 60, folder)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     hub.add("owner/name", folder)
     monkeypatch.setattr(file_download, "http_get", full)
     with pytest.raises(DiskError, match=r"the download of owner/name cannot be written to .*: No space left on device"):
         loaded("owner/name")
+    assert not list(recwarn), "huggingface_hub warns of it too"
 
 
 def test_a_download_that_breaks_off_goes_on_the_next_time(hub, folder, monkeypatch):
@@ -433,6 +506,86 @@ def test_weights_that_lack_a_layer_are_not_filled_with_random_ones(tmp_path, tok
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ConfigError, match=r"no whole GPTNeoXForCausalLM: without .*layers.1"):
         loaded(folder)
+
+
+def with_settings(folder: Path, **settings: object) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    return folder
+
+
+def test_weights_of_another_shape_are_named_with_both_shapes(folder):
+    shapes = r"has the shape \[\d+, 64\], and by its config.json \[\d+, 96\]"
+    with pytest.raises(ConfigError, match=f"do not fit: .* {shapes}"):
+        loaded(with_settings(folder, hidden_size=96))
+
+
+@pytest.mark.parametrize(
+    ("quantised", "method"),
+    [
+        ({"quant_method": "awq", "bits": 4}, "awq"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+        ({"quant_method": "zzz"}, "zzz"),
+        ({"load_in_8bit": True}, "by an unnamed method"),
+    ],
+)
+def test_quantised_weights_are_refused_before_they_are_downloaded(hub, folder, quantised, method):
+    from spear_rl.app.doctor import empty_model
+
+    hub.add("owner/name", with_settings(folder, quantization_config=quantised))
+    said = rf"is quantised \({method}\) and cannot be trained: name the unquantised model or a GGUF file$"
+    for name in ("owner/name", str(folder)):
+        for read in (loaded, empty_model):
+            with pytest.raises(ConfigError, match=said):
+                read(name)
+    with pytest.raises(ConfigError, match=said):
+        loaded("owner/name", trust_remote_code=True)
+    assert "model.safetensors" not in hub.downloads()
+
+
+@pytest.mark.parametrize("method", ["fp8", "mxfp4"])
+def test_quantised_weights_that_transformers_makes_plain_are_not_refused(folder, method):
+    assert torch.equal(
+        logits(loaded(with_settings(folder, quantization_config={"quant_method": method}))).bfloat16(),
+        plain(folder).bfloat16(),
+    )
+
+
+def test_a_missing_package_is_named_by_its_own_sentence_unless_the_model_sees(folder, monkeypatch):
+    from transformers import AutoTokenizer
+
+    def missing(*_: object, **__: object) -> None:
+        raise ImportError("\nThis tokenizer needs sentencepiece: pip install sentencepiece\nand more")
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", missing)
+    with pytest.raises(MissingExtraError, match=r"needs a package: This tokenizer needs .* install sentencepiece$"):
+        loaded(folder)
+
+
+def test_weights_that_hold_more_than_tensors_are_not_read_and_no_way_round_is_shown(folder):
+    (folder / "model.safetensors").unlink()
+
+    class Code:
+        def __reduce__(self):
+            return (os.system, ("exit 1",))
+
+    torch.save({"weight": Code()}, folder / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match=r"its weights in torch's format hold more than tensors and are not read$"):
+        loaded(folder)
+
+
+def test_a_head_that_differs_from_the_embeddings_is_not_tied_whatever_the_config_says(folder, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    name = next(name for name in weights if name.endswith("embed_in.weight"))
+    weights["embed_out.weight"] = torch.randn_like(weights[name])
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    model = loaded(folder)
+    assert not model.config.tie_word_embeddings
+    before = logits(model)
+    model.tie_weights()
+    assert torch.equal(logits(model), before)
 
 
 @pytest.mark.parametrize(
@@ -515,8 +668,15 @@ def test_a_gguf_file_of_the_hub_is_downloaded_with_its_parts_and_nothing_else(hu
         assert sorted(hub.downloads()) == files
     with pytest.raises(ConfigError, match=r"owner/files-GGUF/none.gguf is no file of owner/files-GGUF"):
         loaded("owner/files-GGUF/none.gguf")
-    with pytest.raises(ConfigError, match=r"name one: engine.model=owner/name/file.gguf"):
-        loaded("owner/files-GGUF")
+    (folder / "mmproj-F16.gguf").write_bytes(b"GGUF of a vision tower")
+    model.config.save_pretrained(folder)  # as many repositories of GGUF files have it
+    hub.add("owner/with-config", folder)
+    for name in ("files-GGUF", "with-config"):
+        hub.requests.clear()
+        said = rf"GGUF files alone: name one, such as owner/{name}/sub/{parts[0].name}, owner/{name}/whole.gguf$"
+        with pytest.raises(ConfigError, match=said):
+            loaded(f"owner/{name}")
+        assert not [file for file in hub.downloads() if file.endswith(".gguf")]
 
 
 def test_a_resume_uses_the_commit_in_the_runs_record(hub, tmp_path, tokenizer):

@@ -252,6 +252,28 @@ def test_an_adapter_of_another_kind_or_another_base_says_so(tmp_path, tokenizer)
         model_by_name(str(tmp_path / "adapter"), texts=list, seed=0)
 
 
+@pytest.mark.parametrize(("saved", "asked", "said"), [
+    (["query_key_value"], ["query_key_value", "dense"], "lacks weights that its adapter_config.json asks for"),
+    (["query_key_value", "dense"], ["query_key_value"], "has weights that its adapter_config.json does not ask for"),
+])  # fmt: skip
+def test_an_adapter_with_other_weights_than_its_config_says_is_refused(
+    tmp_path, tokenizer, saved, asked, said, recwarn
+):
+    saved_by_peft(tmp_path, tokenizer, settings={"target_modules": saved})
+    path = tmp_path / "adapter" / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"target_modules": asked}))
+    with pytest.raises(ConfigError, match=rf"{said}, such as .*\.dense\.lora_A"):
+        model_by_name(str(tmp_path / "adapter"), texts=list, seed=0)
+    assert not [warning for warning in recwarn if "missing adapter keys" in str(warning.message)]
+
+
+def test_an_adapter_without_weights_says_so(tmp_path, tokenizer):
+    saved_by_peft(tmp_path, tokenizer, settings={})
+    (tmp_path / "adapter" / "adapter_model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"adapter has no weights: adapter_model.safetensors is missing"):
+        model_by_name(str(tmp_path / "adapter"), texts=list, seed=0)
+
+
 def test_doctor_examines_an_adapter_on_a_model_from_scratch(tmp_path, tokenizer):
     from spear_rl.app.doctor import empty_model
 

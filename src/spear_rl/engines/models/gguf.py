@@ -15,10 +15,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from spear_rl.engines.models.gguf_settings import COMPOSED, WHOLE_WORDS, gguf_value, unread_settings
+from spear_rl.engines.models.gguf_settings import check_tokenizer, gguf_tokenizer, gguf_value, unread_settings
 from spear_rl.errors import ConfigError, MissingExtraError, UserError
 from spear_rl.io.cache import cache_folder
-from spear_rl.io.files import writing
+from spear_rl.io.files import loading_reason, writing
 
 _SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 """Parts that llama.cpp's gguf-split writes, each a GGUF file of its own."""
@@ -33,18 +33,23 @@ KNOWN_HASHES = {
 }
 """Published file -> its SHA-256."""
 
-NEARLY_EQUAL, NEARLY_EQUAL_UNQUANTISED = 0.25, 1e-3
-"""Relative distance of input and output embeddings below which the model had one matrix for both.
+NEARLY_EQUAL = dict.fromkeys(("F32", "F16", "BF16"), 1e-3) | {"Q8_0": 0.02}
+NEARLY_EQUAL |= dict.fromkeys(("Q6_K", "Q5_K", "Q5_1", "Q5_0"), 0.1)
+NEARLY_EQUAL_COARSE = 0.25
+"""Relative distance of input and output embeddings, by their type, below which the model had one matrix for both.
 
-Two quantisations of one matrix differ by a few hundredths, different matrices by more than 1."""
-_CONTROL, _USER_DEFINED = 3, 4
-"""Types of tokens that are never split."""
+Two quantisations of one matrix differ by 0.01 with 8 bits, 0.07 with 5 and 0.13 with 4; other matrices by more than 1.
+"""
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path is a GGUF file, a part of one, or a folder of GGUF files without a transformers model."""
+    """Whether a path is a GGUF file, a part of one, or a folder of GGUF files without a transformers model.
+
+    A config.json alone is no model: repositories of GGUF files often have one.
+    """
     if path.is_dir():
-        return not (path / "config.json").is_file() and bool(_models(path))
+        weights = [*path.glob("model*.safetensors*"), *path.glob("pytorch_model*.bin*")]
+        return bool(_models(path)) and not (weights and (path / "config.json").is_file())
     return path.is_file() and (_is_named_so(path) or _first_bytes(path) == b"GGUF")
 
 
@@ -127,10 +132,10 @@ def _following(piece: str) -> str:
 
 
 def _models(folder: Path) -> dict[str, Path]:
-    """Name without the part's number -> the first file of every GGUF model in a folder."""
+    """Name without the part's number -> the first file of every GGUF model in a folder; mmproj files are none."""
     models: dict[str, Path] = {}
     for file in sorted(folder.iterdir()):
-        if file.is_file() and _is_named_so(file):
+        if file.is_file() and _is_named_so(file) and "mmproj" not in file.name.lower():
             found = _SPLIT.fullmatch(file.name) or _piece(file)
             models.setdefault(found["stem"] if found else file.name, file)
     return models
@@ -156,8 +161,7 @@ def _one_sentence(path: Path) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(f"engine.model: {path} cannot be read: {error.strerror or error}") from error
     except Exception as error:  # readers raise many types
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"engine.model: {path} does not load as a GGUF model: {reason}") from error
+        raise ConfigError(f"engine.model: {path} does not load as a GGUF model: {loading_reason(error)}") from error
 
 
 @contextlib.contextmanager
@@ -245,6 +249,7 @@ def _check_file(file: Path) -> None:
     known = [name.replace("_", "") for name in GGUF_SUPPORTED_ARCHITECTURES]
     if not any(kind.replace("-", "").replace("_", "").startswith(name) for name in known):
         raise ConfigError(f"engine.model: {file} is of the architecture {kind!r}, which transformers cannot read")
+    check_tokenizer(file, reader)
     blocks = {tensor.name.split(".")[1] for tensor in reader.tensors if tensor.name.startswith("blk.")}
     said = gguf_value(reader, f"{kind}.block_count")
     if said != len(blocks):
@@ -268,6 +273,8 @@ def _reader(file: Path) -> Any:
         reader = GGUFReader(file)
         end = max((int(tensor.data_offset) + int(tensor.n_bytes) for tensor in reader.tensors), default=0)
     except Exception as error:  # numpy's, for whatever lies behind the end
+        if version := re.search(r"version \d+", str(error)):
+            raise ConfigError(f"engine.model: {file} is of GGUF {version[0]}, not 2 or 3: convert it anew") from error
         raise ConfigError(
             f"engine.model: {file} is cut off or damaged: download it, or join its pieces, again"
         ) from error
@@ -307,7 +314,7 @@ def _read(file: Path) -> tuple[Any, Any]:
         model = AutoModelForCausalLM.from_config(plain, dtype=torch.float32, trust_remote_code=False)
     model.load_state_dict(weights, assign=True)
     model.tie_weights()
-    tokenizer, model.generation_config.eos_token_id = _tokenizer(file, reader)
+    tokenizer, model.generation_config.eos_token_id = gguf_tokenizer(file, reader)
     return model.eval(), tokenizer
 
 
@@ -322,43 +329,13 @@ def _was_tied(ends: Sequence[Any], types: dict[str, str]) -> bool:
     """Whether input and output embeddings are one matrix, up to quantisation."""
     if len(ends) != 2 or ends[0].shape != ends[1].shape:
         return False
-    is_exact = all(types.get(name) in ("F32", "F16", "BF16") for name in ("token_embd.weight", "output.weight"))
+    kinds = [types.get(name, "") for name in ("token_embd.weight", "output.weight")]
+    nearly = max(NEARLY_EQUAL.get(kind, NEARLY_EQUAL_COARSE) for kind in kinds)
     blocks = zip(ends[0].split(4096), ends[1].split(4096), strict=True)
     distance = sum(float((one - other).norm()) ** 2 for one, other in blocks) ** 0.5
-    return bool(distance <= float(ends[1].norm()) * (NEARLY_EQUAL_UNQUANTISED if is_exact else NEARLY_EQUAL))
+    return bool(distance <= float(ends[1].norm()) * nearly)
 
 
 def _without_quantization(config: Any) -> Any:
     settings = {name: value for name, value in config.to_dict().items() if name != "quantization_config"}
     return config.__class__.from_dict(settings)
-
-
-def _tokenizer(file: Path, reader: Any) -> tuple[Any, list[int] | None]:
-    """(tokenizer, ids that end an answer), by the file's own table of tokens."""
-    from tokenizers.normalizers import NFC
-    from transformers import AddedToken, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
-    tokens, kinds = (gguf_value(reader, f"tokenizer.ggml.{name}") or [] for name in ("tokens", "token_type"))
-    kinds = kinds or [1] * len(tokens)
-    whole = [(text, kind) for text, kind in zip(tokens, kinds, strict=True) if kind in (_CONTROL, _USER_DEFINED)]
-    tokenizer.add_tokens(
-        [AddedToken(text, special=kind == _CONTROL, normalized=False) for text, kind in whole if text.strip()]
-    )
-    ids = {
-        name: gguf_value(reader, f"tokenizer.ggml.{name}_token_id") for name in ("eot", "eom", "eos", "bos", "padding")
-    }
-    ends = list(dict.fromkeys(ids[name] for name in ("eot", "eos", "eom") if ids[name] is not None))
-    # Some versions of transformers read wrong tokens from the file.
-    if ends:
-        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(ends[0])
-    for name, key in (("bos_token", "bos"), ("pad_token", "padding")):
-        if ids[key] is not None:
-            setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(ids[key]))
-    words = gguf_value(reader, "tokenizer.ggml.pre")
-    if words in WHOLE_WORDS:
-        tokenizer.backend_tokenizer.model.ignore_merges = True
-    if words in COMPOSED:
-        tokenizer.backend_tokenizer.normalizer = NFC()
-    tokenizer.chat_template = gguf_value(reader, "tokenizer.chat_template") or tokenizer.chat_template
-    return tokenizer, ends or None

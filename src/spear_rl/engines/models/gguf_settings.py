@@ -5,12 +5,22 @@ Without them a model loads with the right weights and wrong logits, or is given 
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+from spear_rl.errors import ConfigError
 
 WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")
 """Pre-tokenizers of Llama 3 and Mistral: a word that is a token is not merged from its parts."""
 COMPOSED = ("qwen2", "deepseek-r1-qwen")
 """Pre-tokenizers of tokenizers that compose letters and their accents (NFC)."""
+SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
+"""Pre-tokenizers that split digits one by one before words, as llama.cpp does for them."""
+
+_CONTROL, _USER_DEFINED = 3, 4
+"""Types of tokens that are never split."""
+_IDS = ("eot", "eom", "eos", "bos", "padding", "unknown")
+"""Keys of special tokens."""
 
 _27B = {"gemma2": 46, "gemma3": 62}
 """Layers of the Gemma models that scale queries by hidden size per head; no key of their files says so."""
@@ -81,3 +91,51 @@ def _llama3_factor(share: float, theta: float, largest: float, length: int) -> f
     waves = length / (2 * math.pi * math.pow(theta, share))
     smooth = min(max((waves - 1.0) / 3.0, 0.0), 1.0)
     return 1 / ((1 - smooth) / largest + smooth)
+
+
+def check_tokenizer(file: Path, reader: Any) -> None:
+    """Refuse a file without a whole tokenizer, or with an id that is not in its table of tokens."""
+    size, merges, scores = (
+        len(reader.fields[f"tokenizer.ggml.{name}"].data) if f"tokenizer.ggml.{name}" in reader.fields else 0
+        for name in ("tokens", "merges", "scores")
+    )
+    if not (size and (merges or scores) and gguf_value(reader, "tokenizer.ggml.model")):
+        raise ConfigError(f"engine.model: {file} has no whole tokenizer: take a file that has one")
+    for name in _IDS:
+        number = gguf_value(reader, f"tokenizer.ggml.{name}_token_id")
+        if number is not None and number >= size:
+            raise ConfigError(f"engine.model: {file} is damaged: its {name} token is {number} of {size} tokens")
+
+
+def gguf_tokenizer(file: Path, reader: Any) -> tuple[Any, list[int] | None]:
+    """(tokenizer, ids that end an answer), by the file's own table of tokens."""
+    from tokenizers.normalizers import NFC
+    from tokenizers.pre_tokenizers import ByteLevel, Digits
+    from tokenizers.pre_tokenizers import Sequence as Stages
+    from transformers import AddedToken, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
+    tokens, kinds = (gguf_value(reader, f"tokenizer.ggml.{name}") or [] for name in ("tokens", "token_type"))
+    kinds = kinds or [1] * len(tokens)
+    whole = [(text, kind) for text, kind in zip(tokens, kinds, strict=True) if kind in (_CONTROL, _USER_DEFINED)]
+    tokenizer.add_tokens(
+        [AddedToken(text, special=kind == _CONTROL, normalized=False) for text, kind in whole if text.strip()]
+    )
+    ids = {name: gguf_value(reader, f"tokenizer.ggml.{name}_token_id") for name in _IDS}
+    ends = list(dict.fromkeys(ids[name] for name in ("eot", "eos", "eom") if ids[name] is not None))
+    # Some versions of transformers read wrong tokens from the file.
+    if ends:
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(ends[0])
+    for name, key in (("bos_token", "bos"), ("pad_token", "padding")):
+        if ids[key] is not None:
+            setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(ids[key]))
+    words = gguf_value(reader, "tokenizer.ggml.pre")
+    if words in WHOLE_WORDS:
+        tokenizer.backend_tokenizer.model.ignore_merges = True
+    if words in COMPOSED:
+        tokenizer.backend_tokenizer.normalizer = NFC()
+    if words in SINGLE_DIGITS:
+        split = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
+        tokenizer.backend_tokenizer.pre_tokenizer = Stages(split)
+    tokenizer.chat_template = gguf_value(reader, "tokenizer.chat_template") or tokenizer.chat_template
+    return tokenizer, ends or None

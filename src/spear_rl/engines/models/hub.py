@@ -7,24 +7,27 @@ import json
 import logging
 import re
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from spear_rl.errors import ConfigError, DiskError, UserError
-from spear_rl.io.files import disk_reason
+from spear_rl.io.files import disk_reason, loading_reason
 
 _REPO = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _REVISION = re.compile(r"(?!.*\.\.)\w[\w./-]{0,254}", re.ASCII)
+_SHARD = re.compile(r"(?:\w[\w.-]*/)*\w[\w.-]*\.(?:safetensors|bin)", re.ASCII)
+_GGUF = re.compile(r"(?!.*mmproj).*\.gguf", re.IGNORECASE)
 _SPLIT = re.compile(r"-\d{5}(-of-\d{5}\.gguf)$", re.IGNORECASE)
 
 SMALL = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 """Configuration and tokenizer; weights come after a look at them."""
-WEIGHTS = (("model.safetensors",), ("pytorch_model.bin",))
-"""File names of weights in the order of preference; shards are named by an index."""
-ADAPTER_WEIGHTS = (("adapter_model.safetensors",), ("adapter_model.bin",))
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+"""Files of weights in the order of preference; the shards of each are named by an index, and come before it."""
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
 _WAITS = ("connect", "read", "write", "pool")
 LARGE = 1_000_000
@@ -94,29 +97,51 @@ def fetched(model: HubId, *, with_weights: bool = True, with_code: bool = False)
             raise ConfigError(f"engine.model: {model.model} is no file of {model.repo} on the hub")
         return file
     folder = _download(model, [*SMALL, *(["*.py"] if with_code else [])])
-    is_adapter = (folder / "adapter_config.json").is_file()
-    if not is_adapter and not (folder / "config.json").is_file():
+    is_adapter, has_config = ((folder / name).is_file() for name in ("adapter_config.json", "config.json"))
+    if not is_adapter and not (has_config and (folder / "tokenizer_config.json").is_file()):
+        _refuse_gguf(model)
+    if not is_adapter and not has_config:
         raise ConfigError(
             f"engine.model: {model} on the hub is no transformers model: it has no config.json (of a repository with "
             "GGUF files name one: engine.model=owner/name/file.gguf)"
         )
     if not with_weights:
         return folder
-    for names in ADAPTER_WEIGHTS if is_adapter else [*_shards(folder), *WEIGHTS]:
-        _download(model, names)
+    for names in [[name] for name in ADAPTER_WEIGHTS] if is_adapter else _weights(folder):
+        _download(model, names, nested=True)
         if missing := [name for name in names if not (folder / name).is_file()]:
             if len(missing) < len(names):
                 raise ConfigError(f"engine.model: {model} on the hub lacks {missing[0]}, which its index names")
             continue
         return folder
+    if not is_adapter:
+        _refuse_gguf(model)
     raise ConfigError(f"engine.model: {model} on the hub, or in the cache, has no weights that transformers reads")
 
 
-def _shards(folder: Path) -> Iterator[Sequence[str]]:
-    for name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError, AttributeError, TypeError):
-            files = json.loads((folder / name).read_text("utf-8"))["weight_map"].values()
-            yield sorted({file for file in files if Path(file).name == file})
+def _weights(folder: Path) -> Iterator[Sequence[str]]:
+    """Names of files that are a model's weights, in the order of preference; an index that names others is no index."""
+    for whole in WEIGHTS:
+        with contextlib.suppress(OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
+            shards = set(json.loads((folder / f"{whole}.index.json").read_text("utf-8"))["weight_map"].values())
+            if shards and all(_SHARD.fullmatch(name) for name in shards):
+                yield sorted(shards)
+        yield [whole]
+
+
+def _refuse_gguf(model: HubId) -> None:
+    """Refuse a repository of GGUF files alone, with the names of some, if the hub can be asked for them."""
+    from huggingface_hub import HfApi
+
+    files: list[str] = []
+    with contextlib.suppress(Exception), _bounded_waits():  # what comes next says what is wrong
+        files = HfApi().list_repo_files(model.repo, revision=_commits.get(str(model)) or model.revision or None)
+    if any(name.endswith(".safetensors") or "pytorch_model" in name for name in files):
+        return
+    found = {_SPLIT.sub(r"-00001\1", name) for name in files if _GGUF.fullmatch(name)}
+    revision = f"@{model.revision}" if model.revision else ""
+    if names := ", ".join(f"{model.repo}/{name}{revision}" for name in sorted(found)[:4]):
+        raise ConfigError(f"engine.model: {model} on the hub has GGUF files alone: name one, such as {names}")
 
 
 def _download(model: HubId, patterns: Sequence[str], *, nested: bool = False) -> Path:
@@ -134,19 +159,19 @@ def _download(model: HubId, patterns: Sequence[str], *, nested: bool = False) ->
     if COMMIT.fullmatch(folder.name):
         _commits[key] = folder.name
     for path in folder.rglob("*") if folder.is_dir() else ():
-        if path.suffix in (".safetensors", ".bin", ".gguf") and path.name not in known:
+        if path.suffix in (".safetensors", ".bin", ".gguf") and path.relative_to(folder) not in known:
             _check_hash(path, model)
     return folder
 
 
-def _files(revision: str | None, model: HubId) -> set[str]:
-    """Names of the files that the cache already has of a commit."""
+def _files(revision: str | None, model: HubId) -> set[Path]:
+    """The files that the cache already has of a commit."""
     from huggingface_hub import constants
 
     if not revision or not COMMIT.fullmatch(revision):
         return set()
     home = Path(constants.HF_HUB_CACHE) / f"models--{model.repo.replace('/', '--')}" / "snapshots" / revision
-    return {path.name for path in home.rglob("*")} if home.is_dir() else set()
+    return {path.relative_to(home) for path in home.rglob("*")} if home.is_dir() else set()
 
 
 def _check_hash(path: Path, model: HubId) -> None:
@@ -192,7 +217,7 @@ def _progress_lines(model: HubId) -> Any:
 
 @contextlib.contextmanager
 def _shown_progress() -> Iterator[None]:
-    """Allow progress, which loading turns off for its own, and none of huggingface_hub's warnings."""
+    """Allow progress, which loading turns off for its own, and none of huggingface_hub's warnings (a full disk's)."""
     from huggingface_hub import constants
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
@@ -203,7 +228,9 @@ def _shown_progress() -> Iterator[None]:
     if may_change:
         enable_progress_bars()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="huggingface_hub")
+            yield
     finally:
         log.setLevel(level)
         if may_change:
@@ -249,7 +276,12 @@ def _explained(error: BaseException, model: HubId) -> UserError:
     start, hub = f"engine.model: {model}", constants.ENDPOINT
     if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, errors.HfHubHTTPError):
         error = error.__cause__
-    has_token = bool(get_token())
+    try:
+        has_token = bool(get_token())
+    except (OSError, UnicodeError) as refused:
+        reason = disk_reason(refused) or "it is no text"
+        way = "set HF_TOKEN, or HF_HOME to another place"
+        return ConfigError(f"{start}: the stored token, {constants.HF_TOKEN_PATH}, cannot be read ({reason}): {way}")
     if isinstance(error, errors.GatedRepoError):
         way = "the token's account must be allowed" if has_token else "then log in (hf auth login) or set HF_TOKEN"
         return ConfigError(f"{start} is gated: accept its terms at {hub}/{model.repo}, {way}")
@@ -259,6 +291,9 @@ def _explained(error: BaseException, model: HubId) -> UserError:
     if isinstance(error, errors.RepositoryNotFoundError) or status == 404:
         private = "the token may not read it" if has_token else "it needs a token (hf auth login, or HF_TOKEN)"
         return ConfigError(f"{start} is no folder here and no model of the hub ({hub}), or it is private and {private}")
+    if status in (401, 403) and not has_token:
+        way = "set HF_TOKEN, or log in (hf auth login)"
+        return ConfigError(f"{start}: the hub forbids access without a token ({status}): {way}")
     if status == 401:
         return ConfigError(f"{start}: the hub refuses the token (401): set HF_TOKEN to a valid one, or log in again")
     if status == 403:
@@ -270,8 +305,9 @@ def _explained(error: BaseException, model: HubId) -> UserError:
             place = constants.HF_HUB_CACHE
             return ConfigError(f"{start} is no folder here, and not, or not whole, in {place}: unset HF_HUB_OFFLINE")
         missing = f"{start} is no folder here and not, or not whole, in the cache"
-        return ConfigError(f"{missing}, and the hub ({hub}) cannot be reached: check the network")
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        cause = f" ({loading_reason(error.__cause__)})" if error.__cause__ else ""
+        return ConfigError(f"{missing}, and the hub ({hub}) cannot be reached: check the network{cause}")
+    reason = loading_reason(error)
     if isinstance(error, UnicodeEncodeError):
         return ConfigError(f"{start}: HF_TOKEN, or the stored token, holds characters that no token has: set it anew")
     if isinstance(error, OSError) and error.errno:
@@ -279,4 +315,7 @@ def _explained(error: BaseException, model: HubId) -> UserError:
         return DiskError(f"the download of {model} cannot be written to {place}: {disk_reason(error)}")
     if isinstance(error, errors.HFValidationError):
         return ConfigError(f"{start} cannot be a name of the hub: {reason}")
+    if isinstance(error, json.JSONDecodeError) or type(error).__name__ in ("UnsupportedProtocol", "InvalidURL"):
+        way = "set HF_ENDPOINT to the hub's address, or log in to the network"
+        return ConfigError(f"{start}: {hub} does not answer as a hub ({reason}): {way}")
     return ConfigError(f"{start}: the download broke off ({reason}): give the command again, whole files are kept")

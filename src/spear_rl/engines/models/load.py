@@ -13,12 +13,13 @@ import torch
 
 from spear_rl.engines.models.gguf import is_gguf, read_gguf
 from spear_rl.engines.models.hub import COMMIT, fetched, hub_id, used_commits
-from spear_rl.engines.models.lora import ADAPTER, adapter_in_folder, adapter_origin, is_adapter, merged
+from spear_rl.engines.models.lora import ADAPTER, adapter_in_folder, adapter_origin, is_adapter, merged, untie
 from spear_rl.engines.models.smollm2 import smollm2
 from spear_rl.engines.models.tiny import FROM_SCRATCH, TINY_SIZES, TINY_VISION, tiny_model, tiny_tokenizer
 from spear_rl.engines.models.tiny_vision import tiny_processor, tiny_vision_model
 from spear_rl.errors import ConfigError, MissingExtraError, UserError
 from spear_rl.io.escaping import in_words
+from spear_rl.io.files import loading_reason
 from spear_rl.settings.names import loaded
 from spear_rl.settings.ranges import nearest
 
@@ -29,6 +30,9 @@ BUILT_IN = (*FROM_SCRATCH, "smollm2")
 
 _NOT_TRAINED = ("Model", "EncoderModel", "ForMaskedLM", "Classification", "ForQuestionAnswering", "RewardModel")
 """Ends of the names of model classes that write no text."""
+
+_DEQUANTISED = ("fp8", "mxfp4")
+"""Kinds of quantised weights that transformers makes plain ones of."""
 
 _VOCABULARIES = ("tokenizer.", "vocab", "merges", "tekken")
 _VOCABULARY_ENDS = (".model", ".tiktoken")
@@ -92,8 +96,10 @@ def located(name: str, revision: str = "", *, with_weights: bool = True, with_co
     try:
         place = fetched(model, with_weights=False, with_code=with_code)
         if with_weights and not model.file:
-            if not with_code and not is_adapter(place):
-                _check_writes_text(name, place)  # before gigabytes arrive
+            if not is_adapter(place):  # before gigabytes arrive
+                check_config(name, place)
+                if not with_code:
+                    _check_writes_text(name, place)
             place = fetched(model, with_code=with_code)
         return place
     except ConfigError as error:
@@ -158,6 +164,8 @@ def model_in_folder(folder: Path, *, trust_remote_code: bool = False) -> tuple[A
     if is_gguf(folder):
         return read_gguf(folder)
     from_folder = partial(_from_pretrained, folder, trust_remote_code)
+    check_config(folder, folder)
+    sees = False
     try:
         config = from_folder(AutoConfig)
         sees = hasattr(config, "vision_config")
@@ -165,29 +173,37 @@ def model_in_folder(folder: Path, *, trust_remote_code: bool = False) -> tuple[A
             _check_writes_text(folder, folder)
         words = from_folder(AutoProcessor if sees else AutoTokenizer)
         kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
-        model, info = from_folder(kind, dtype=torch.float32, weights_only=True, output_loading_info=True)
+        options = {"weights_only": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
+        model, info = from_folder(kind, dtype=torch.float32, **options)
     except UserError:
         raise
     except ImportError as error:  # some processors need torchvision
-        raise MissingExtraError(f"engine.model: {folder} needs a package: pip install 'spear-rl[vision]'") from error
+        way = "pip install 'spear-rl[vision]'" if sees else loading_reason(error)
+        raise MissingExtraError(f"engine.model: {folder} needs a package: {way}") from error
     except Exception as error:  # loaders raise many types
         first = str(error).partition("\n")[0]
         if "tokenizer" in first.lower() and "trust_remote_code" not in str(error):
             raise ConfigError(f"engine.model: {folder} has no tokenizer that transformers can read") from error
         raise loading_error(folder, error, "does not load as a transformers model") from error
+    for name, own, expected in sorted(info["mismatched_keys"])[:1]:
+        shapes = f"{list(own)}, and by its config.json {list(expected)}"
+        raise ConfigError(f"engine.model: the weights in {folder} do not fit: {name} has the shape {shapes}")
     if (missing := sorted(info["missing_keys"])) and not trust_remote_code:
         names = f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
         raise ConfigError(f"engine.model: the weights in {folder} are no whole {type(model).__name__}: without {names}")
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    table, head = (getattr(end, "weight", None) for end in ends)
+    says_tied = getattr(model.config.get_text_config(), "tie_word_embeddings", False)
+    if says_tied and head is not None and head is not table:
+        untie(model)  # the file holds two, whatever its configuration says
     return model, words
 
 
 def _check_writes_text(name: Path | str, folder: Path) -> None:
     """Refuse what is no causal language model, or has no tokenizer, by its configuration, before weights are read."""
-    try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
-        kind, is_pair = str((config.get("architectures") or [""])[0]), bool(config.get("is_encoder_decoder"))
-    except (OSError, ValueError, AttributeError, TypeError, IndexError, KeyError, RecursionError):
-        return  # transformers says what is wrong with it
+    config = _config_in(folder)
+    named = config.get("architectures")
+    kind, is_pair = str(named[0]) if isinstance(named, list) and named else "", bool(config.get("is_encoder_decoder"))
     only = "only causal language models train here"
     if is_pair:
         raise ConfigError(f"engine.model: {name} is an encoder-decoder ({kind}): {only}")
@@ -202,6 +218,29 @@ def _check_writes_text(name: Path | str, folder: Path) -> None:
         raise ConfigError(f"engine.model: {name} has no tokenizer: add tokenizer.json and tokenizer_config.json")
 
 
+def check_config(name: Path | str, folder: Path) -> None:
+    """Refuse what has no configuration, or one that says that the weights are quantised, before they are read."""
+    if not (folder / "config.json").is_file():
+        way = f"; the hub's model is hf:{name}" if "/" in str(name) and hub_id(str(name)) else ""
+        raise ConfigError(f"engine.model: {name} has no config.json, so it is no folder of a model{way}")
+    quantised = _config_in(folder).get("quantization_config")
+    method = quantised.get("quant_method", "by an unnamed method") if isinstance(quantised, dict) else ""
+    if quantised and method not in _DEQUANTISED:
+        raise ConfigError(
+            f"engine.model: {name} is quantised ({method}) and cannot be trained: name the unquantised model or a GGUF "
+            "file"
+        )
+
+
+def _config_in(folder: Path) -> dict[str, Any]:
+    """A model's configuration; empty where it cannot be read, of which transformers says why."""
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
 def loading_error(folder: Path | str, error: Exception, what: str) -> ConfigError:
     """The error for a model's folder that does not load."""
     if "trust_remote_code" in str(error):
@@ -209,8 +248,7 @@ def loading_error(folder: Path | str, error: Exception, what: str) -> ConfigErro
             f"engine.model: {folder} brings Python code of its own (auto_map in its files), which is not run; read "
             "that code, and set engine.trust_remote_code=true only if you trust it"
         )
-    reason = (str(error) or type(error).__name__).splitlines()[0]
-    return ConfigError(f"engine.model: {folder} {what}: {reason}")
+    return ConfigError(f"engine.model: {folder} {what}: {loading_reason(error)}")
 
 
 def _from_pretrained(folder: Path, trust_remote_code: bool, kind: Any, **options: Any) -> Any:

@@ -1,6 +1,7 @@
 """LoRA adapters through peft: the model's own weights stay fixed, and training needs little memory."""
 
 import json
+import warnings
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spear_rl.engines.models.hub import ADAPTER_WEIGHTS
 from spear_rl.errors import ConfigError, MissingExtraError
+from spear_rl.io.files import loading_reason
 
 ADAPTER = "adapter_config.json"
 """The file that an adapter's folder has and a model's has not."""
@@ -49,14 +52,24 @@ def adapter_in_folder(model: Any, folder: Path) -> Any:
     _require_peft()
     from peft import PeftModel
 
+    if not any((folder / name).is_file() for name in ADAPTER_WEIGHTS):
+        raise ConfigError(f"engine.model: the adapter in {folder} has no weights: {ADAPTER_WEIGHTS[0]} is missing")
     try:
         if size := _saved_vocabulary(model, folder):
             with torch.random.fork_rng(devices=[]):  # new rows are drawn, and then replaced by the adapter's
                 model.resize_token_embeddings(size, mean_resizing=False)
-        return PeftModel.from_pretrained(model, folder, is_trainable=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Found missing adapter keys")  # which are refused below
+            adapter = PeftModel.from_pretrained(model, folder, is_trainable=True)
+            keys = adapter.load_adapter(folder, "default", is_trainable=True)  # says which; the first time does not
     except Exception as error:  # loaders raise many types
-        reason = " ".join((str(error) or type(error).__name__).split("\n")[:2]).replace("\t", "")
-        raise ConfigError(f"the adapter in {folder} does not load onto {type(model).__name__}: {reason}") from error
+        name = type(model).__name__
+        raise ConfigError(f"the adapter in {folder} does not load onto {name}: {loading_reason(error)}") from error
+    extra = [key for key in keys.unexpected_keys if "lora_" in key]
+    said = "lacks weights that its {} asks for" if keys.missing_keys else "has weights that its {} does not ask for"
+    if names := keys.missing_keys or extra:
+        raise ConfigError(f"engine.model: the adapter in {folder} {said.format(ADAPTER)}, such as {min(names)}")
+    return adapter
 
 
 def _saved_vocabulary(model: Any, folder: Path) -> int:
@@ -65,7 +78,7 @@ def _saved_vocabulary(model: Any, folder: Path) -> int:
 
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     names = {name.rpartition(".")[2] for name, module in model.named_modules() if module in ends}
-    file = folder / "adapter_model.safetensors"
+    file = folder / ADAPTER_WEIGHTS[0]
     if not file.is_file():
         return 0
     with safe_open(file, "pt") as weights:
@@ -83,9 +96,14 @@ def merged(adapter: Any) -> Any:
     first, last = (getattr(end, "base_layer", end) for end in ends)
     if any(isinstance(end, BaseTunerLayer) for end in ends) and first.weight is last.weight:
         last.weight = nn.Parameter(last.weight.detach().clone())
-        model.config.get_text_config().tie_word_embeddings = model.config.tie_word_embeddings = False
-        model.all_tied_weights_keys = {}
+        untie(model)
     return adapter.merge_and_unload().requires_grad_(True)
+
+
+def untie(model: Any) -> None:
+    """Have the configuration say that input and output embeddings are two matrices."""
+    model.config.get_text_config().tie_word_embeddings = model.config.tie_word_embeddings = False
+    model.all_tied_weights_keys = {}
 
 
 def is_adapter(folder: Path) -> bool:

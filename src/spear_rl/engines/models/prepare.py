@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -12,18 +13,21 @@ from spear_rl.engines.memory import automatic_tokens, footprint, memory_guard
 from spear_rl.engines.models.master_weights import MasterWeights
 from spear_rl.engines.packed.attention import detach_cache, has_kernel, use_packed_attention
 from spear_rl.engines.packed.parity import disagreement
-from spear_rl.errors import UserError
+from spear_rl.errors import ConfigError, UserError
 from spear_rl.rollout.rendering.renderer import ChatRenderer
 
 logger = logging.getLogger(__name__)
 
 
 def has_plain_head(model: Any) -> bool:
-    """Whether logits are just the output embedding of the last hidden state (no soft cap, no scale)."""
+    """Whether logits are just the output embedding of the last hidden state (no soft cap, no scale); NaN is refused."""
     ids = torch.arange(1, 9, device=model.device)[None] % model.config.get_text_config().vocab_size
     head = model.get_output_embeddings()
     with torch.no_grad():
         expected = model(input_ids=ids, use_cache=False).logits
+        if expected.isnan().any():  # a model may give tokens that it never writes -inf
+            name = model.name_or_path or type(model).__name__
+            raise UserError(f"engine.model: the logits of {name} are not numbers: its weights are damaged")
         hidden = getattr(model.base_model(input_ids=ids, use_cache=False), "last_hidden_state", None)
         if head is None or hidden is None or hidden.shape[-1] != getattr(head, "in_features", None):
             return False
@@ -121,6 +125,23 @@ def checkpoint_layers(model: Any) -> None:
             for name, value in vars(module).items():
                 if isinstance(value, float) and "drop" in name:
                     setattr(module, name, 0.0)
+
+
+def check_tokens(model: Any, tokenizer: Any, name: object) -> None:
+    """Refuse a tokenizer without an end token, or whose special tokens or template are beyond the model's tokens."""
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(f"engine.model: the tokenizer of {name} has no end token, so no answer would end")
+    ids = [tokenizer.pad_token_id, tokenizer.eos_token_id]
+    if tokenizer.chat_template:
+        with suppress(ConfigError):  # a template for other conversations
+            ids += ChatRenderer(tokenizer).prompt([{"role": "user", "content": "?"}])
+    rows = model.get_input_embeddings().weight.shape[0]
+    if beyond := [number for number in ids if number is not None and number >= rows]:
+        token = tokenizer.convert_ids_to_tokens(beyond[0])
+        raise ConfigError(
+            f"engine.model: the tokenizer of {name} writes {token} as number {beyond[0]}, and the model has {rows} "
+            "tokens: take the model's own tokenizer, or resize its embeddings"
+        )
 
 
 def all_end_ids(model: Any, tokenizer: Any) -> list[int]:

@@ -18,13 +18,17 @@ from spear_rl.engines.models.gguf import read_gguf
 from spear_rl.errors import MissingExtraError
 from spear_rl.io.cache import cache_folder
 
+_READING = 2
+"""Number of the way the file is read; another one leaves the folders of earlier ones alone."""
+
 
 def smollm2(in_folder: Callable[[Path], tuple[Any, Any]]) -> tuple[Any, Any]:
     """(model, tokenizer), by `in_folder` from the cached folder if there is one."""
     file = _weights()
     with open(file, "rb") as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
-    folder = cache_folder() / "smollm2" / f"{digest[:24]}-transformers-{metadata.version('transformers')}"
+    name = f"{digest[:24]}-reading-{_READING}-transformers-{metadata.version('transformers')}"
+    folder = cache_folder() / "smollm2" / name
     if folder.is_dir():
         return in_folder(folder)
     model, tokenizer = _read(file)

@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import datetime
 from functools import cached_property, lru_cache
 from itertools import chain, pairwise
 from typing import Any, Literal, Protocol
@@ -26,6 +27,10 @@ PLAIN_TEMPLATE = (
     "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
 )
 """For a tokenizer without a chat template."""
+
+TODAY = datetime(2024, 7, 26)
+"""For templates that print the date; Llama 3.2's has it where there is no clock."""
+_DATE = re.compile(r"""strftime_now\(\s*(["'])([^"']*)\1\s*\)""")
 
 _ANSWER = "\u2063answer\u2063"
 """Stands for the policy's message in a rendered conversation; no template contains it."""
@@ -89,7 +94,8 @@ class ChatRenderer:
     and for a truncated completion the missing `<|im_end|>` comes first. So thoughts stay in a growing conversation,
     also where the template would leave earlier ones out.
 
-    A template without a system role, or one that wants roles to alternate, gets its messages merged.
+    A template without a system role, or one that wants roles to alternate, gets its messages merged: each conversation
+    that it cannot show otherwise. One that prints today's date prints TODAY, so prompts do not depend on the clock.
 
     Args:
         thinking: the template's switch for thoughts; None leaves the template's own default.
@@ -109,8 +115,10 @@ class ChatRenderer:
             warnings.warn("the tokenizer has no chat template; using plain 'role: text' lines", stacklevel=2)
 
     def _set(self, templated: Any, tokenizer: Any, thinking: bool | None) -> None:
-        self._templated, self._tokenizer, self._encode, self._merges = templated, tokenizer, Encoder(tokenizer), False
+        self._templated, self._tokenizer, self._encode = templated, tokenizer, Encoder(tokenizer)
         self._options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True}
+        if isinstance(template := templated.chat_template, str) and _DATE.search(template):
+            self._options["chat_template"] = _DATE.sub(lambda found: f'"{TODAY.strftime(found[2])}"', template)
         if thinking is not None:
             if not _SWITCH.search(str(templated.chat_template or "")):
                 raise ConfigError("rollout.thinking: the model's chat template has no such switch; leave it out")
@@ -184,16 +192,15 @@ class ChatRenderer:
         return self._text([{"role": first["role"], "content": first["content"]}, *others])
 
     def _text(self, messages: Sequence[Message], **options: Any) -> str:
-        try:
-            text = self._rendered(merged(messages) if self._merges else messages, **options)
-            if self._merges or messages[0]["role"] != "system" or messages[0]["content"].strip() in text:
+        with suppress(Exception):  # templates raise what they like
+            text = self._rendered(messages, **options)
+            if messages[0]["role"] != "system" or messages[0]["content"].strip() in text:
                 return text
-        except Exception as error:  # templates raise what they like
-            if self._merges or merged(messages) == list(messages):
-                reason = (str(error) or type(error).__name__).splitlines()[0]
-                raise ConfigError(f"engine.model: its chat template cannot show this conversation: {reason}") from error
-        self._merges = True
-        return self._text(messages, **options)
+        try:
+            return self._rendered(merged(messages), **options)
+        except Exception as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise ConfigError(f"engine.model: its chat template cannot show this conversation: {reason}") from error
 
     def _rendered(self, messages: Sequence[Message], **options: Any) -> str:
         return str(self._templated.apply_chat_template(list(messages), **self._options, **options))
