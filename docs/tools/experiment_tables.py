@@ -20,12 +20,13 @@ COLUMNS = ["task", "base", "arm", "seed", "eval_mean", "eval_final"]
 
 
 def kept(results: Path) -> Iterator[list[object]]:
-    """Rows of COLUMNS, of every cell that has a result."""
+    """Rows of COLUMNS, of every cell that has a result; `base` is empty where a plan has one base algorithm."""
     for block in json.loads(results.read_text("utf-8"))["blocks"]:
+        task, _, base = block["block"].partition(" / ")
         for arm in block["arms"]:
             measures = [arm["measures"][name]["by_seed"] for name in COLUMNS[4:]]
             for seed in arm["seeds"]:
-                yield [*block["block"].split(" / "), arm["arm"], seed, *(round(own[str(seed)], 4) for own in measures)]
+                yield [task, base, arm["arm"], seed, *(round(own[str(seed)], 4) for own in measures)]
 
 
 class Cells:
