@@ -827,7 +827,7 @@ def test_a_lost_evaluation_at_the_end_takes_its_seed_out_of_the_measures_and_is_
     write_rows(odd / "eval.jsonl", logged(odd, "eval.jsonl")[:-1])
     code, printed = spear("experiment", path, "--out", out)
     assert code == 0, printed
-    said = "is without its last evaluation (eval.jsonl has none after step 2 of 3): it is in no mean of eval_mean and"
+    said = "is without its last evaluation (eval.jsonl has none after step 2 of 3): it has no eval_mean and no eval_final"
     assert f"{odd} {said}" in printed
     (block,) = json.loads((out / "results.json").read_text())["blocks"]
     for measure in ("eval_mean", "eval_final"):
@@ -846,7 +846,9 @@ def test_a_lost_row_takes_its_seed_out_of_totals_and_curves_of_success_and_is_sa
     write_rows(odd / "metrics.jsonl", [row for row in rows if row["step"] != lost])
     code, printed = spear("experiment", path, "--out", out)
     assert code == 0, printed
-    said = f"is without the rows of steps {lost} in metrics.jsonl: it is in no total and in no curve of success"
+    said = (
+        f"is without the rows of steps {lost} in metrics.jsonl: it is left out of totals and of the curves of success"
+    )
     assert f"{odd} {said}" in printed
     results = json.loads((out / "results.json").read_text())
     measures = results["blocks"][0]["arms"][1]["measures"]

@@ -673,7 +673,7 @@ def test_a_gguf_file_of_the_hub_is_downloaded_with_its_parts_and_nothing_else(hu
     hub.add("owner/with-config", folder)
     for name in ("files-GGUF", "with-config"):
         hub.requests.clear()
-        said = rf"GGUF files alone: name one, such as owner/{name}/sub/{parts[0].name}, owner/{name}/whole.gguf$"
+        said = rf"holds only GGUF files: name one, such as owner/{name}/sub/{parts[0].name}, owner/{name}/whole.gguf$"
         with pytest.raises(ConfigError, match=said):
             loaded(f"owner/{name}")
         assert not [file for file in hub.downloads() if file.endswith(".gguf")]

@@ -71,7 +71,7 @@ def episodes_of(arguments: Any, vocabulary: int, number: int) -> list[Episode]:
 
 
 def work_of(episodes: list[Episode], siblings: int) -> RolloutWork:
-    """Before they are played."""
+    """The work of episodes that have not been played yet."""
     turns = [list(zip(e.answers, map(len, e.observations), strict=True)) for e in episodes]
     return rollout_work((len(episodes[at].ids), turns[at : at + siblings]) for at in range(0, len(episodes), siblings))
 

@@ -128,7 +128,7 @@ def training_floor(
 
 
 def seconds_of_rollout(shape: Shape, copy: float, matmul: float, work: RolloutWork, *, width: int = 2) -> float:
-    """If all multiplications ran at one ceiling while all reads ran at the other."""
+    """Lower bound of the time: all multiplications at one ceiling, at the same time all reads at the other."""
     operations = 2 * shape.body * work.computed + 2 * shape.head * work.sampled
     operations += 4 * shape.num_layers * shape.width * work.attended
     kv_bytes = 2 * shape.num_layers * shape.kv_width * width

@@ -127,7 +127,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def report(result: dict[str, Any], out: Path | None) -> None:
-    """Print a part's result and keep it; a later call replaces an earlier one's, which told of less."""
+    """Print a part's result and write it to `out`, in place of an earlier, less complete one."""
     text = json.dumps({"seed": 0} | result | {"command": shlex.join(sys.argv), "facts": facts()})
     print(text, flush=True)
     if out:  # whoever reads it meanwhile, or ends this process, finds a whole one

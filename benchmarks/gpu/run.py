@@ -45,7 +45,7 @@ WITH_VLLM = ("vllm", "vllm-process", "trl-vllm", "verl")
 """Engines that need vLLM on their import path."""
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-"""A model is a folder here, so nobody needs to wait for a network that may be missing."""
+"""Models are folders here: no library should wait for a network."""
 
 VARIED = ("steps", "warmups", "repeats", "trl_rows", "longest")
 """Sizes that may differ between engines that have the same work."""

@@ -50,13 +50,13 @@ def _without_effect(config: Config) -> list[str]:
 
 
 def cold_start(config: Config) -> str:
-    """What a run without demonstrations of its own could begin with, in words."""
+    """How a run with sft.episodes=0 can get a cold start, as part of an advice."""
     is_trained = (Path(config.engine.model) / MANIFEST).is_file()  # a checkpoint, or what `spear sft` wrote
     return "an engine.model of a longer cold start" if is_trained else "a cold start (sft.episodes)"
 
 
 def longer_cold_start(config: Config) -> str:
-    """What brings more demonstrations, in words."""
+    """How a run can get more demonstrations, as part of an advice."""
     own = config.sft.episodes
     return f"raise sft.episodes (it is {own})" if own else f"begin with {cold_start(config)}"
 

@@ -82,7 +82,7 @@ class Rules:
         self._first: list[Mapping[str, Any]] = []
         self._latest: deque[Mapping[str, Any]] = deque(maxlen=WINDOW)
         self._before: deque[Mapping[str, Any]] = deque(maxlen=WINDOW)
-        """The steps before the latest ones."""
+        """The WINDOW steps before `_latest`."""
         self._num_steps, self._had_stored = 0, False
         self._families: deque[Families] = deque(maxlen=2 * WINDOW)
         self._best: dict[str, tuple[list[float], float]] = {}

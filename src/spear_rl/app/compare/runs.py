@@ -45,12 +45,12 @@ class RunRecord:
 
     @property
     def taken(self) -> int:
-        """Steps taken: the row of the last one may be lost, but not its evaluation too."""
+        """Number of steps taken, by metrics and evaluations: either file may lack its last row."""
         return max([max(self.rows) + 1, *self.evals])
 
     @property
     def is_whole(self) -> bool:
-        """Whether there is a row of every step, without which a sum over steps is too small."""
+        """Whether metrics.jsonl has a row for every step; without one, sums over steps are too small."""
         return len(self.rows) == self.taken
 
     @property

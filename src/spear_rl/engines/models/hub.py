@@ -120,7 +120,7 @@ def fetched(model: HubId, *, with_weights: bool = True, with_code: bool = False)
 
 
 def _weights(folder: Path) -> Iterator[Sequence[str]]:
-    """Names of files that are a model's weights, in the order of preference; an index that names others is no index."""
+    """Names of files that are a model's weights, in the order of preference; an index that names others is ignored."""
     for whole in WEIGHTS:
         with contextlib.suppress(OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
             shards = set(json.loads((folder / f"{whole}.index.json").read_text("utf-8"))["weight_map"].values())
@@ -130,7 +130,7 @@ def _weights(folder: Path) -> Iterator[Sequence[str]]:
 
 
 def _refuse_gguf(model: HubId) -> None:
-    """Refuse a repository of GGUF files alone, with the names of some, if the hub can be asked for them."""
+    """Refuse a repository that holds only GGUF files, and list some of them, if the hub answers."""
     from huggingface_hub import HfApi
 
     files: list[str] = []
@@ -141,7 +141,7 @@ def _refuse_gguf(model: HubId) -> None:
     found = {_SPLIT.sub(r"-00001\1", name) for name in files if _GGUF.fullmatch(name)}
     revision = f"@{model.revision}" if model.revision else ""
     if names := ", ".join(f"{model.repo}/{name}{revision}" for name in sorted(found)[:4]):
-        raise ConfigError(f"engine.model: {model} on the hub has GGUF files alone: name one, such as {names}")
+        raise ConfigError(f"engine.model: {model} on the hub holds only GGUF files: name one, such as {names}")
 
 
 def _download(model: HubId, patterns: Sequence[str], *, nested: bool = False) -> Path:
@@ -217,7 +217,7 @@ def _progress_lines(model: HubId) -> Any:
 
 @contextlib.contextmanager
 def _shown_progress() -> Iterator[None]:
-    """Allow progress, which loading turns off for its own, and none of huggingface_hub's warnings (a full disk's)."""
+    """Show download progress, which loading turns off, and hide huggingface_hub's warnings: errors say the same."""
     from huggingface_hub import constants
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 

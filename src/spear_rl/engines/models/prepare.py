@@ -128,7 +128,7 @@ def checkpoint_layers(model: Any) -> None:
 
 
 def check_tokens(model: Any, tokenizer: Any, name: object) -> None:
-    """Refuse a tokenizer without an end token, or whose special tokens or template are beyond the model's tokens."""
+    """Refuse a tokenizer without an end token, or with tokens in its prompts that the model has no embeddings for."""
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"engine.model: the tokenizer of {name} has no end token, so no answer would end")
     ids = [tokenizer.pad_token_id, tokenizer.eos_token_id]

@@ -19,7 +19,7 @@ from spear_rl.errors import MissingExtraError
 from spear_rl.io.cache import cache_folder
 
 _READING = 2
-"""Number of the way the file is read; another one leaves the folders of earlier ones alone."""
+"""Version of how the file is read: folders cached by an earlier version are not used."""
 
 
 def smollm2(in_folder: Callable[[Path], tuple[Any, Any]]) -> tuple[Any, Any]:

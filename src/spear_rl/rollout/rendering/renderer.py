@@ -29,7 +29,7 @@ PLAIN_TEMPLATE = (
 """For a tokenizer without a chat template."""
 
 TODAY = datetime(2024, 7, 26)
-"""For templates that print the date; Llama 3.2's has it where there is no clock."""
+"""The date for templates that print one: what Llama 3.2's template falls back to without a clock."""
 _DATE = re.compile(r"""strftime_now\(\s*(["'])([^"']*)\1\s*\)""")
 
 _ANSWER = "\u2063answer\u2063"
@@ -41,7 +41,7 @@ MAX_CACHED_CHARACTERS = 2000
 """Longer segments are rarely seen twice."""
 
 _BOUNDARY = re.compile(r"[\n;](?:(?<=[!-~]\n)(?=[!-~]| [A-Za-z'-])|(?<=;)(?= [A-Za-z]))")
-"""The last character of a segment. It begins with the characters that it looks for, which halves the time."""
+"""The last character of a segment. A pattern that begins with a character class is searched faster."""
 
 
 class Renderer(Protocol):
@@ -198,7 +198,7 @@ class ChatRenderer:
                 return text
         try:
             return self._rendered(merged(messages), **options)
-        except Exception as error:
+        except Exception as error:  # of any type, as above
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise ConfigError(f"engine.model: its chat template cannot show this conversation: {reason}") from error
 

@@ -117,12 +117,12 @@ class Summary:
     blocks: int
     """Blocks in which both arms have this measure on at least one common seed."""
     planned: int
-    """All blocks."""
+    """Blocks of the plan."""
     above: int
     """Blocks in which the 95 % interval of the paired difference lies above zero."""
     below: int
     without: int
-    """Blocks without an interval, as there is one common seed."""
+    """Blocks without an interval: both arms share a single seed there."""
     mean: float
     """Of the blocks' differences."""
     worst: float
@@ -179,13 +179,13 @@ def _summary(
 
 
 def lacking(blocks: Sequence[Block]) -> Iterator[str]:
-    """Finished runs that take no part in a measure, a total or a curve, as a file of theirs has lost rows."""
+    """A sentence for each finished run that is left out of a measure, total or curve because a file lost rows."""
     for run in (run for block in blocks for arm in block.arms for run in arm.runs):
         if not run.is_whole:
-            yield f"{run.path} is {run.note}: it is in no total and in no curve of success"
+            yield f"{run.path} is {run.note}: it is left out of totals and of the curves of success"
         if (done := evaluations(run)) and run.taken not in done:
             last = f"eval.jsonl has none after step {max(done)} of {run.taken}"
-            yield f"{run.path} is without its last evaluation ({last}): it is in no mean of eval_mean and eval_final"
+            yield f"{run.path} is without its last evaluation ({last}): it has no eval_mean and no eval_final"
 
 
 def unlike_evaluations(blocks: Sequence[Block]) -> Iterator[str]:

@@ -103,7 +103,7 @@ def _fill_kinds(axes: Any, panels: Panels, arms: Mapping[str, Line], looks: Mapp
 
 
 def interval_of(panels: Panels, line: Line) -> tuple[list[float], list[float]]:
-    """The interval as far as it is possible: nothing that is drawn is below 0, and a share is not above 1."""
+    """The interval, clipped to possible values: at least 0, and for a share at most 1."""
     top = 1.0 if panels.is_share else math.inf
     return [max(low, 0.0) for low in line.low], [min(high, top) for high in line.high]
 

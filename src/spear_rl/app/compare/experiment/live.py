@@ -96,7 +96,7 @@ class LiveTable:
 
 
 class Forecast:
-    """What the unfinished commands will take, judged by the cells that were seen to move: nothing before one was."""
+    """Estimates the time left by the pace of the cells; None until one of them has taken a step."""
 
     def __init__(self, jobs: Sequence[Job], at_once: int) -> None:
         self._jobs, self._at_once = jobs, at_once

@@ -22,7 +22,7 @@ def further_evaluations(run: RunRecord) -> dict[int, float]:
 
 
 def _mean_of(series: Callable[[RunRecord], Mapping[int, float]]) -> Measure:
-    """None without the evaluation after the last step, which the mean of another run has."""
+    """The mean; None if the evaluation after the last step is missing, which the means of other runs include."""
     return lambda run: fmean(found.values()) if run.taken in (found := series(run)) else None
 
 
@@ -77,7 +77,7 @@ def optimizer_steps(run: RunRecord) -> dict[int, float] | None:
 
 
 def _total(series: Callable[[RunRecord], Mapping[int, float] | None]) -> Measure:
-    """None where a row is lost."""
+    """The sum over steps; None if the row of a step is missing."""
     return lambda run: sum(found.values()) if run.is_whole and (found := series(run)) else None
 
 

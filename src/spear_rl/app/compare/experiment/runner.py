@@ -98,7 +98,7 @@ def processes_at_once(plan: Plan, asked: int | None) -> int:
 
 
 def standing(job: Job) -> tuple[str, str]:
-    """The state of a job and why; of one that this command did nothing about by what earlier ones left of it."""
+    """A job's state and the reason; of a job that this command did not start, by what earlier ones left on disk."""
     if job.state != "waiting":
         return job.state, job.error
     found = progress(job.folder) if job.is_cell else None

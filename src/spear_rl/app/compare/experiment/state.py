@@ -62,7 +62,7 @@ def _fault(folder: Path, planned: Config, counts: Callable[[str], bool]) -> str:
 
 
 def _is_same(key: str, there: Any, wanted: Any) -> bool:
-    """Whether a setting is the plan's; a whole experiment may have moved, with the cold starts that its cells name."""
+    """Whether a setting is the plan's; cold starts count by their place in the experiment's folder."""
     if key == "engine.model" and "cold_starts" in Path(wanted).parts:
         return _in_cold_starts(there) == _in_cold_starts(wanted)
     return bool(there == wanted)
