@@ -827,7 +827,9 @@ def test_a_lost_evaluation_at_the_end_takes_its_seed_out_of_the_measures_and_is_
     write_rows(odd / "eval.jsonl", logged(odd, "eval.jsonl")[:-1])
     code, printed = spear("experiment", path, "--out", out)
     assert code == 0, printed
-    said = "is without its last evaluation (eval.jsonl has none after step 2 of 3): it has no eval_mean and no eval_final"
+    said = (
+        "is without its last evaluation (eval.jsonl has none after step 2 of 3): it has no eval_mean and no eval_final"
+    )
     assert f"{odd} {said}" in printed
     (block,) = json.loads((out / "results.json").read_text())["blocks"]
     for measure in ("eval_mean", "eval_final"):
