@@ -57,6 +57,16 @@ def test_leave_one_out_is_what_the_formula_says(pairs):
     assert leave_one_out(*tensors(pairs)).tolist() == close(references.leave_one_out(values, labels))
 
 
+@quick
+@given(st.integers(1, 60), st.integers(1, 30), st.sampled_from([0.1, 0.7, 1 / 3, -2.2]))
+def test_who_earned_just_the_mean_of_its_group_is_neither_better_nor_worse(least, step, unit):
+    """Of three evenly spaced rewards: rounding gave the middle one a tiny advantage, and replay would store it."""
+    values = torch.tensor([unit * n for n in (least, least + step, least + 2 * step)], dtype=torch.float64)
+    for estimate in estimates(values, torch.zeros(3, dtype=torch.long)):
+        assert estimate[1] == 0.0
+        assert estimate[0] < 0 < estimate[2] or unit < 0
+
+
 def test_grpo_on_numbers_worked_out_by_hand():
     values = torch.tensor([1.0, 0.0, 0.0, -1.0, 5.0], dtype=torch.float64)
     groups = torch.tensor([4, 4, 4, 4, 9])

@@ -31,6 +31,7 @@ from spear_rl.algorithms import (
     SequenceMean,
     SettingError,
     TokenMean,
+    dr_bot,
     dr_grpo,
     gigpo,
     grpo,
@@ -48,7 +49,9 @@ from spear_rl.replay import Stored
 from spear_rl.replay.buffer import Outcome, Outcomes, Running
 from spear_rl.replay.priorities import PRIORITIES, priorities, weighted_sample
 from spear_rl.rollout import ChatRenderer
+from spear_rl.rollout.agents.records import Recorded
 from spear_rl.rollout.collect import demonstration
+from spear_rl.train.cold_start import seed_replay
 from spear_rl.train.step import train_step
 from spear_rl.types import Completion, Group, Metrics, Stop, Trajectory, Turn
 
@@ -150,6 +153,18 @@ def test_a_family_that_is_solved_is_not_imitated_any_more_and_another_is():
         assert {s.item.family: a for s, a in replay.drawn} == {"e": pytest.approx(10 - mean), "h": 5.0}
 
 
+@pytest.mark.parametrize("reward", [0.7, 0.3, 1 / 3, 10.0])
+@pytest.mark.parametrize("size", range(2, 8))
+def test_a_win_that_earns_what_its_family_earns_today_is_not_drawn(reward, size):
+    """Rounding of the mean would leave a tiny A', and such wins would take the places of others."""
+    algorithm = spear(dr_grpo(), bonus=None, imitation=1.0, fraction=100.0, baseline="siblings", max_age=2)
+    solved = [group(*[reward] * size, task=f"other {n}") for n in range(3)]
+    _, _, metrics = lived(algorithm, [[group(reward, 0.0)], solved])
+    assert (metrics[1]["replay/buffer_size"], metrics[1]["replay/eligible"]) == (1, 1)  # the loss of step 0 counts too
+    algorithm.imitation.outcomes.add([], oldest=1)
+    assert algorithm.imitation.draw(2, random.Random(0), num_played=4).metrics["replay/eligible"] == 0
+
+
 def test_siblings_replay_less_than_a_percentile_near_zero():
     """Rewards of 10 over a median near 0: the percentile gives a win all of its reward."""
     steps = [[group(10.0, 10.0, 10.0, 0.0, task="t"), *[group(0.0, 0.0, task=f"x{n}") for n in range(3)]]] * 2
@@ -158,6 +173,42 @@ def test_siblings_replay_less_than_a_percentile_near_zero():
         algorithm = spear(dr_grpo(), bonus=None, imitation=1.0, fraction=1.0, baseline=baseline)
         got[baseline] = lived(algorithm, steps)[2][1]["replay/advantage"]
     assert got == {"percentile": 10.0, "siblings": 2.5}
+
+
+# -- wins of a file (algorithm.imitation.from) --------------------------------------------------------------------
+
+
+def of_a_file(algorithm: Algorithm, *wins: tuple[str, float]) -> Algorithm:
+    """With a win of one turn per (family, log-probability) in its buffer."""
+    found = [
+        Recorded(
+            Trajectory([Turn([0], Completion([1, 2], [logprob] * 2), reward=1.0)], Stop.DONE, success=True),
+            family=family,
+            has_logprobs=True,
+        )
+        for family, logprob in wins
+    ]
+    seed_replay(algorithm.imitation, found, Teller())
+    return algorithm
+
+
+def test_confident_ranks_the_wins_of_a_file_as_those_that_were_played_also_after_a_resume():
+    options = {"imitation": 1.0, "priority": ["confident"]}
+    algorithm, again = of_a_file(spear(dr_grpo(), **options), ("a", -3.0), ("a", -0.5)), spear(dr_grpo(), **options)
+    again.load_state_dict(algorithm.state_dict())
+    for imitation in (algorithm.imitation, again.imitation):
+        stored = list(imitation.buffer.items)
+        assert [s.item.surprisal for s in stored] == [3.0, 0.5]
+        assert priorities(["confident"], stored, Outcomes(), 0) == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("baseline", ["percentile", "siblings"])
+def test_a_win_of_a_file_waits_until_its_family_is_played(baseline):
+    algorithm = spear(dr_grpo(), bonus=None, imitation=1.0, fraction=100.0, baseline=baseline, baseline_per_family=True)
+    of_a_file(algorithm, ("a", -1.0), ("b", -1.0))
+    steps = [[group(0.0, 0.0, family="a")], [group(0.0, 0.0, family="b")]]
+    _, drawn, _ = lived(algorithm, steps)
+    assert [sorted(s.item.family for s, _ in replay.drawn) for replay in drawn] == [["a"], ["a", "b"]]
 
 
 # -- weights of a draw --------------------------------------------------------------------------------------------
@@ -428,6 +479,13 @@ def test_a_run_keeps_to_the_entropy_that_its_first_step_had(tmp_path):
         assert running.first_entropies == [1.0, 7.0 if kept == "policy" else 3.0]
 
 
+def test_a_first_step_in_which_nothing_trains_does_not_decide_which_entropy_a_run_has():
+    algorithm = spear(dr_bot(grpo()), imitation=ByEntropy(2.0, 0.8))
+    _, _, metrics = lived(algorithm, [[group(0.0, 0.0)], [group(1.0, 0.0)], [group(1.0, 0.0)]], Teller([0.9, 0.36]))
+    assert metrics[0]["policy/turns_trained"] == 0
+    assert (algorithm.running.entropy_name, algorithm.running.first_entropies) == ("policy/entropy", [0.9, 0.36])
+
+
 @quick
 @given(st.floats(0, 2), st.lists(st.one_of(st.none(), st.floats(0, 2)), max_size=30), st.sampled_from([0.0, 0.5, 1.0]))
 def test_a_floor_adds_an_entropy_bonus_that_grows_with_what_is_lacking_and_ends_at_it(first, later, floor):
@@ -652,7 +710,7 @@ def test_the_papers_profile_has_every_switch_as_published():
 
 @pytest.mark.parametrize("base", BASES)
 def test_the_papers_profile_is_spear_by_its_own_keywords(base):
-    """`spear(base)` is the paper's method; what a name adds to it is OURS, and nothing else."""
+    """`spear(base)` is the paper's method but for three keywords; what a name adds to it is OURS, and nothing else."""
     own = [f"algorithm.name=spear-{base}", "run.steps=200", "algorithm.max_length=1024"]  # as ALGORITHMS has them
     published = {"skip_invalid": False, "scale_by_rows": False, "admit_by_score": True}
     assert algorithm_of(load(None, [PAPER, *own])) == spear(ALGORITHMS[base](), **published)
@@ -670,6 +728,20 @@ def test_a_name_is_what_the_declared_plan_measured_as_ours(base):
     not_asked = {"history": own.imitation.history, "step_parts": own.imitation.step_parts}
     assert replace(found, bonus=own.bonus, imitation=replace(found.imitation, **not_asked)) == own
     assert (own.imitation.step_parts is not None) == ("gigpo" in base)
+
+
+@pytest.mark.parametrize("name", presets())
+def test_over_any_preset_the_papers_profile_is_the_papers_and_what_is_set_beside_it_counts(name):
+    """Also over presets that have a floor, priorities or baselines per family of their own."""
+    config = load(name, [PAPER])
+    got = flat(config)
+    assert {key: got[key] for key in settings_of(PROFILES["paper"])} == settings_of(PROFILES["paper"])
+    assert (config.algorithm.imitation.priority, config.algorithm.imitation.per_family) == ([], False)
+    assert config.algorithm.entropy_floor == 0
+    beside = load(name, [PAPER, "algorithm.entropy_floor=0.3", 'algorithm.imitation.priority=["fresh"]']).algorithm
+    assert (beside.entropy_floor, beside.imitation.priority, beside.imitation.max_age) == (0.3, ["fresh"], 5)
+    block = {"algorithm": {"imitation": {"profile": "paper", "max_age": 7}}}
+    assert load(name, block=block).algorithm.imitation.max_age == 7
 
 
 @pytest.mark.parametrize("name", PROFILES)

@@ -167,6 +167,20 @@ def test_one_replayed_row_weighs_a_sixty_fourth_of_sixty_four():
         assert replayed(terms[1])[0].weight == 0.5
 
 
+@quick
+@given(st.integers(1, 5), st.integers(6, 12), st.integers(1, 3), seeds)
+def test_replay_weighs_by_episodes_drawn_over_wanted_however_many_turns_they_have(won, played, num_turns, seed):
+    rng = random.Random(seed)
+    winners = [
+        episode(*[turn(tokens=[n + 1]) for n in range(rng.randint(0, num_turns))], turn(1.0)) for _ in range(won)
+    ]
+    made = spear(dr_grpo(), bonus=None, imitation=1.0, fraction=1.0)
+    terms, metrics = lived(made, [group(*winners, 0.0)], [group(*[0.0] * played)])
+    assert metrics[1]["replay/trajectories"] == won
+    [term] = replayed(terms[1])
+    assert term.weight == pytest.approx(won / played)
+
+
 def test_a_draw_of_as_many_as_wanted_has_its_full_weight():
     won = [group(*[1.0] * 4, *[0.0] * 4)] * 2
     for options in ({"fraction": 0.5}, {"draw_when": "when_full", "capacity": 5}):

@@ -66,7 +66,8 @@ def spear(
 ) -> Algorithm:
     """Wrap `base`; its advantages, any function, and its on-policy loss stay as they are.
 
-    The keywords' defaults are the paper's method; `spear(base, **OURS)` is what `spear-` means in a name.
+    The keywords' defaults are the paper's method, but for what admit_by_score, skip_invalid and scale_by_rows say;
+    `spear(base, **OURS)` is what `spear-` means in a name.
 
     Args:
         bonus, imitation: mu(t) and gamma(t), each a number, a schedule, or None for off. Both off is `base` itself.

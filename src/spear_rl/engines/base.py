@@ -60,7 +60,7 @@ class Term:
     weight: float = 1.0
     generator: torch.Generator | None = None
     """The random stream that the loss draws from (`LossInputs.generator`)."""
-    rows_wanted: int = 0
+    rows_wanted: float = 0
     """Rows it was meant to have in all; with fewer, a mini-batch's term weighs less (`train.step.minibatches`)."""
 
 

@@ -17,7 +17,7 @@ def group_relative(values: Tensor, groups: Tensor, *, divide_by_std: bool = Fals
     """
     index, count, shifted = _above_group_minimum(values, groups)
     mean = torch.zeros_like(count).index_add_(0, index, shifted) / count
-    centered = shifted - mean[index]
+    centered = _without_rounding(shifted - mean[index], values, index, len(count))
     if divide_by_std:
         variance = torch.zeros_like(count).index_add_(0, index, centered**2) / (count - 1).clamp(min=1)
         centered = centered / (variance.sqrt()[index] + eps)
@@ -33,7 +33,8 @@ def leave_one_out(values: Tensor, groups: Tensor) -> Tensor:
     index, count, shifted = _above_group_minimum(values, groups)
     total = torch.zeros_like(count).index_add_(0, index, shifted)
     others = (total[index] - shifted) / (count[index] - 1).clamp(min=1)
-    return _as_given(torch.where(count[index] > 1, shifted - others, 0.0), values)
+    centered = _without_rounding(shifted - others, values, index, len(count))
+    return _as_given(torch.where(count[index] > 1, centered, 0.0), values)
 
 
 def discounted_returns(rewards: Tensor, *, discount: float) -> Tensor:
@@ -85,6 +86,13 @@ def recalibrate(
 def _as_given(result: Tensor, values: Tensor) -> Tensor:
     """`result` in the dtype of `values`; integers become floats."""
     return result.to(values.dtype if values.is_floating_point() else torch.get_default_dtype())
+
+
+def _without_rounding(centered: Tensor, values: Tensor, index: Tensor, num_groups: int) -> Tensor:
+    """`centered`, and exactly 0 where a value is its group's mean but for rounding."""
+    sizes = values.to(torch.float64).abs()
+    largest = torch.zeros(num_groups, dtype=sizes.dtype, device=sizes.device).scatter_reduce_(0, index, sizes, "amax")
+    return torch.where(centered.abs() <= 1e-12 * largest[index], 0.0, centered)
 
 
 def _above_group_minimum(values: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:

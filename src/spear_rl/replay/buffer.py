@@ -301,7 +301,8 @@ class Running:
     success: float = 0.0
     """Running mean of the success of training episodes: the first step's, then a fifth of each new one; 0 before."""
     entropy_name: str = ""
-    """The metric that is this run's entropy: policy/entropy where its first step reports it, else rollout/entropy."""
+    """The metric that is this run's entropy: policy/entropy where the first step that trains reports it, else
+    rollout/entropy; empty before."""
     entropy: float | None = None
     """Of the policy in the latest step that measured it."""
     first_entropies: list[float] = field(default_factory=list)
@@ -312,7 +313,8 @@ class Running:
 
     def observe(self, metrics: Metrics, *, floor: float | Literal["auto"]) -> None:
         """Take in the metrics of a step; `floor` is the entropy to hold up, 0 for none."""
-        self.entropy_name = self.entropy_name or ("policy" if "policy/entropy" in metrics else "rollout") + "/entropy"
+        if not self.entropy_name and ("policy/entropy" in metrics or metrics.get("policy/turns_trained", 1.0)):
+            self.entropy_name = "policy/entropy" if "policy/entropy" in metrics else "rollout/entropy"
         success, entropy = metrics["rollout/success"], metrics.get(self.entropy_name)
         self.success += (success - self.success) * (RATE if self.steps else 1.0)
         self.steps += 1

@@ -14,7 +14,7 @@ from spear_rl.algorithms.base import SelfImitation
 from spear_rl.engines.base import Term, TrainableEngine
 from spear_rl.functional.losses import LossInputs, LossOutput, token_mean
 from spear_rl.io.signals import Stop, Stopped
-from spear_rl.replay.buffer import Remembered, unfit_reason
+from spear_rl.replay.buffer import Remembered, surprisal, unfit_reason
 from spear_rl.rollout.agents.records import Recorded
 from spear_rl.train.checkpoint import load_state, save_checkpoint
 from spear_rl.train.evaluate import Evaluation
@@ -97,8 +97,9 @@ def seed_replay(imitation: SelfImitation, found: Sequence[Recorded], engine: Tra
             turns = [replace(turn, completion=replace(turn.completion, weights=None)) for turn in next(now).turns]
             t = replace(t, turns=turns)
         dropped = [unfit_reason(turn) if imitation.skip_invalid else "" for turn in t.turns]
-        count = len(t.turns)
-        kept.append(Remembered(t, [1.0] * count, dropped, [0.0] * count, recorded.family, recorded.task))
+        count, known = len(t.turns), surprisal(t, dropped) if imitation.priority else 0.0
+        about = {"family": recorded.family, "task": recorded.task, "surprisal": known}
+        kept.append(Remembered(t, [1.0] * count, dropped, [0.0] * count, **about))
     size_of = (lambda r: r.dropped.count("")) if imitation.unit == "turns" else (lambda r: 1)
     imitation.buffer.add(((r, r.trajectory.reward) for r in kept if not all(r.dropped)), 0, size_of=size_of)
 

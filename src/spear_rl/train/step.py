@@ -51,7 +51,7 @@ METRICS = {
     "rollout/strayed_restarts": "Episodes whose given turns did not repeat themselves: played from the start instead.",
     "rollout/returned_success": "Share of the returned tasks' episodes that solved them; absent where none returned.",
     "replay/joined_groups": "Lost groups that a stored win of their task joined (algorithm.imitation.join_lost).",
-    "policy/turns": "Turns played in this step.",
+    "policy/turns": "Turns of this step's episodes, given ones included.",
     "policy/turns_trained": "Turns of this step that no filter dropped.",
     "policy/advantage": "Mean absolute advantage of these turns; 0 without any.",
     "policy/dropped_{reason}": "Turns of this step that did not train, by the filter's reason.",
@@ -107,7 +107,7 @@ def train_step(
             on_drawn(drawn)
         batch = rows_of(drawn.trajectories, drawn.turn_advantages, dropped=drawn.dropped)
         if batch is not None:
-            wanted = round(len(batch.mask) / drawn.share)
+            wanted = len(batch.mask) / drawn.share
             replay = [Term("replay", batch, imitation.loss, imitation.weight(step), imitation.generator, wanted)]
 
     with timed("time/update", metrics):
@@ -295,8 +295,11 @@ def shuffled(batch: Batch, rng: random.Random) -> list[int]:
 
 
 def weighed(term: Term, count: int) -> Term:
-    """A term, a mean over its rows, weighed by those it has over those it wanted of one of `count` updates."""
-    rows, wanted = len(term.batch.mask), term.rows_wanted // count
+    """A term, a mean over its rows, weighed by those it has over those it wanted of one of `count` updates.
+
+    Of several updates each wants whole rows: with all rows there, none weighs less for the remainder.
+    """
+    rows, wanted = len(term.batch.mask), term.rows_wanted if count == 1 else round(term.rows_wanted, 6) // count
     return replace(term, weight=term.weight * rows / wanted) if rows < wanted else term
 
 

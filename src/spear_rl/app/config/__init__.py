@@ -53,13 +53,17 @@ def merged(source: str | None, overrides: Sequence[str] = (), *, block: Mapping[
     """The same as `load`, neither checked nor resolved."""
     table = fields.table_in(source, presets()) if source else {}
 
-    def layered(profile: Mapping[str, Any]) -> Config:
+    def layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> Config:
         config = Config()
-        update(config, {"algorithm": profile})
-        update(config, table)
+        for part in ({"algorithm": below}, table, {"algorithm": above}):
+            update(config, part)
         return with_changes(config, overrides, block=block)
 
-    return layered(PROFILES[layered({}).algorithm.imitation.profile])
+    own, asked = Config(), layered({}, {}).algorithm.imitation.profile
+    update(own, table)
+    if asked == own.algorithm.imitation.profile:
+        return layered(PROFILES[asked], {})
+    return layered({}, PROFILES[asked])  # the source names another: what it says was not meant for this one
 
 
 def with_changes(config: Config, overrides: Sequence[str], *, block: Mapping[str, Any] | None = None) -> Config:

@@ -35,8 +35,8 @@ class ImitationConfig:
     enabled: bool = True
     """Off gives the base algorithm's updates bit for bit."""
     profile: Literal["paper", "spear"] = "spear"
-    """Values of what is set nowhere: of this section, algorithm.bonus and algorithm.entropy_floor.
-    paper: as published, with every switch beyond the paper off
+    """Values of this section, algorithm.bonus and algorithm.entropy_floor; what is set beside it goes before it.
+    paper: as published, with every switch beyond the paper off, also those that a preset has on
     spear: ours, the defaults"""
     from_: Annotated[str, FilePath(may_be_empty=True)] = ""
     """A .jsonl file, as sft.from, whose won episodes are in the buffer from the start; they age from step 0."""
@@ -69,7 +69,7 @@ class ImitationConfig:
     baseline: Literal["percentile", "siblings"] = "siblings"
     """b, what A' = R - b compares a remembered episode with.
     percentile: the percentile below of recent group means (the paper)
-    siblings: its group's mean when played or, if higher, its family's of the last max_age steps (see per_family)"""
+    siblings: its group's mean when played or, if higher, its family's since max_age steps ago (see per_family)"""
     percentile: Annotated[float, Range(0, 100)] = 50.0
     """Of the window: the baseline b."""
     per_family: bool = False

@@ -1,4 +1,4 @@
-"""Profiles: SPEAR as published, or ours, in one setting. What a preset or a user sets goes before it."""
+"""Profiles: SPEAR as published, or ours, in one setting. `config.merged` says what goes before what."""
 
 from typing import Any
 
@@ -22,12 +22,13 @@ PROFILES: dict[str, dict[str, Any]] = {
             "scale_by_rows": False,
             "max_second_moment": 0.0,
             "keep_step_part": False,
+            "join_lost": False,
         },
     },
     "spear": {},
 }
-"""Profile -> values of settings under `algorithm`; a preset, a file or the command line overrides them. `spear` is the
-defaults.
+"""Profile -> values of settings under `algorithm`; those said where the profile is named, or later, override them.
+`spear` is the defaults.
 
 None that may be unset: a file cannot say so, and a stored configuration would take the profile's value.
 """
