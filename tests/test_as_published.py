@@ -19,7 +19,7 @@ from spear_rl.algorithms import GiGPO, anchor_of, dr_bot, gigpo, grpo
 from spear_rl.algorithms.filters import FlatGroups, Overlong, Repetitive, Unreadable, Void
 from spear_rl.app.build.rollout import Player, tasks_of
 from spear_rl.app.build.training import algorithm_of
-from spear_rl.app.config import load
+from spear_rl.app.config import load, presets
 from spear_rl.engines.models.tiny import tiny_tokenizer
 from spear_rl.envs import household, sokoban
 from spear_rl.envs.shared.answer_tags import parsed_answer, published_answer
@@ -477,6 +477,14 @@ def test_settings_of_these_points_are_refused_by_name_where_they_are_wrong():
     for options in ({"parse": "x"}, {"symbols": "x"}, {"rooms": "x"}, {"moves_per_turn": 0}):
         with pytest.raises(OptionError, match=next(iter(options))):
             sokoban.tasks("train", **options)
+
+
+@pytest.mark.parametrize("preset", [name for name in presets() if name.startswith("paper-")])
+def test_the_papers_presets_clip_higher_with_dr_bot_and_not_without_it(preset):
+    names = {"spear-dr-bot-gigpo": (0.2, 0.28, 10.0), "spear-gigpo": (0.2, 0.2, None), "grpo": (0.2, 0.2, None)}
+    for name, clips in names.items():
+        loss = algorithm_of(load(preset, [f"algorithm.name={name}"])).loss
+        assert (loss.clip_low, loss.clip_high, loss.dual_clip) == clips
 
 
 def test_every_ablation_of_the_paper_index_is_one_setting_that_changes_the_algorithm():

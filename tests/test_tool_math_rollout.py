@@ -11,7 +11,7 @@ import torch
 
 from conftest import RecordingEngine
 from spear_rl.algorithms import ALGORITHMS
-from spear_rl.app.build.training import tasks_of
+from spear_rl.app.build.training import algorithm_of, tasks_of
 from spear_rl.app.config import load
 from spear_rl.engines.models.tiny import tiny_tokenizer
 from spear_rl.envs import tool_math
@@ -139,12 +139,8 @@ def test_the_papers_settings_are_the_papers():
     assert (imitation.capacity, imitation.history, imitation.max_age, imitation.percentile) == (2048, 10240, 5, 50.0)
     assert imitation.require_tool
     assert (covariance.fraction, covariance.low, covariance.high) == (0.02, 1.0, 40.0)
-    assert (algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip, algorithm.keep_groups) == (
-        0.2,
-        0.28,
-        10,
-        0.75,
-    )
+    loss = algorithm_of(config).loss
+    assert (loss.clip_low, loss.clip_high, loss.dual_clip, algorithm.keep_groups) == (0.2, 0.28, 10, 0.75)
 
 
 @pytest.mark.parametrize("preset", ["math-tiny", "math-smollm2"])

@@ -213,7 +213,7 @@ class AlgorithmConfig:
     """While the policy's entropy is below this, an entropy bonus grows up to what is lacking; 0 is off.
     auto: half of the mean over the run's first five steps"""
     kl: Annotated[float, Weight] = 0.0
-    """Weight of the KL to the cold-started policy; 0 needs no reference model."""
+    """Weight of the KL to the cold-started policy, over replayed rows too; 0 needs no reference model."""
     discount: Annotated[float, Share] = 0.95
     """GiGPO, HGPO, G2PO: discount of rewards-to-go."""
     step_weight: Annotated[float, Weight] = 1.0
