@@ -730,6 +730,13 @@ def test_a_name_is_what_the_declared_plan_measured_as_ours(base):
     assert (own.imitation.step_parts is not None) == ("gigpo" in base)
 
 
+@pytest.mark.parametrize("name", [name for name in presets() if not name.startswith("paper-")])
+def test_presets_of_real_models_replay_a_quarter_with_the_papers_weight_and_yield_at_once(name):
+    config = load(name)
+    own, is_real = config.algorithm.imitation, not config.engine.model.startswith("tiny")
+    assert (own.fraction, own.weight, own.entropy_share) == ((0.25, 1.0, 1.0) if is_real else (1.0, 2.0, 0.8))
+
+
 @pytest.mark.parametrize("name", presets())
 def test_over_any_preset_the_papers_profile_is_the_papers_and_what_is_set_beside_it_counts(name):
     """Also over presets that have a floor, priorities or baselines per family of their own."""
