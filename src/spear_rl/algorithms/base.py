@@ -4,7 +4,6 @@ Parts with settings are records too, so that an algorithm can be printed and com
 `dataclasses.replace`. A plain function is as good a part, as long as nothing needs to change a setting of it.
 """
 
-import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -218,21 +217,16 @@ class SelfImitation:
         return recalibrate(double([s.reward for s in stored]), double(beaten), std).tolist()
 
     def _beaten(self, stored: Sequence[Stored[Remembered]]) -> list[float]:
-        """The baseline b of each stored episode in A' = R - b: R itself where nothing is known, or by rounding only."""
-        pairs = [(s.reward, b) for s, b in zip(stored, self._baselines(stored), strict=True)]
-        return [own if b is None or math.isclose(own, b, rel_tol=1e-12) else b for own, b in pairs]
-
-    def _baselines(self, stored: Sequence[Stored[Remembered]]) -> list[float | None]:
-        """b of each stored episode; None if neither its group nor its family is known. Each window is sorted once."""
+        """The baseline b of each stored episode in A' = R - b; R where nothing is known. Each window is sorted once."""
         if self.baseline == "siblings":
             now = {family: found.reward / found.episodes for family, found in self.outcomes.by_family().items()}
             pairs = [(s.item.group_mean, now.get(None if self.families is None else s.item.family)) for s in stored]
             known = [[mean for mean in pair if mean is not None] for pair in pairs]
-            return [max(means, default=None) for means in known]
+            return [max(means, default=s.reward) for means, s in zip(known, stored, strict=True)]
         families = self._families(stored)
         histories = {family: self._history(family) for family in {*families}}
-        found = {family: own.percentile(self.percentile) for family, own in histories.items() if len(own)}
-        return [found.get(family) for family in families]
+        found = {family: history.percentile(self.percentile) for family, history in histories.items() if len(history)}
+        return [found.get(family, s.reward) for family, s in zip(families, stored, strict=True)]
 
     def _families(self, stored: Sequence[Stored[Remembered]]) -> list[str]:
         """Whose baseline each episode is compared with; "" where there is one for all."""

@@ -15,9 +15,9 @@ def group_relative(values: Tensor, groups: Tensor, *, divide_by_std: bool = Fals
     Returns:
         [N] advantages. A group of one gets 0.
     """
-    index, count, shifted = _above_group_minimum(values, groups)
+    index, count, shifted, rounding = _above_group_minimum(values, groups)
     mean = torch.zeros_like(count).index_add_(0, index, shifted) / count
-    centered = _without_rounding(shifted - mean[index], values, index, len(count))
+    centered = torch.where((shifted - mean[index]).abs() < rounding, 0.0, shifted - mean[index])
     if divide_by_std:
         variance = torch.zeros_like(count).index_add_(0, index, centered**2) / (count - 1).clamp(min=1)
         centered = centered / (variance.sqrt()[index] + eps)
@@ -30,11 +30,11 @@ def leave_one_out(values: Tensor, groups: Tensor) -> Tensor:
     Args:
         values, groups: [N] as in `group_relative`.
     """
-    index, count, shifted = _above_group_minimum(values, groups)
+    index, count, shifted, rounding = _above_group_minimum(values, groups)
     total = torch.zeros_like(count).index_add_(0, index, shifted)
     others = (total[index] - shifted) / (count[index] - 1).clamp(min=1)
-    centered = _without_rounding(shifted - others, values, index, len(count))
-    return _as_given(torch.where(count[index] > 1, centered, 0.0), values)
+    above = shifted - others
+    return _as_given(torch.where((count[index] == 1) | (above.abs() < rounding), 0.0, above), values)
 
 
 def discounted_returns(rewards: Tensor, *, discount: float) -> Tensor:
@@ -75,12 +75,13 @@ def gigpo(
 def recalibrate(
     rewards: Tensor, baseline: float | Tensor, std: float | Tensor | None = None, *, eps: float = 1e-6
 ) -> Tensor:
-    """Advantages of replayed episodes against the current baseline instead of their own group's.
+    """Advantages of replayed episodes against the current baseline instead of their own group's; 0 for just as much.
 
     Args:
         std: a typical one of recent groups, for a base that divides by its group's: divides as in `group_relative`.
     """
-    return rewards - baseline if std is None else (rewards - baseline) / (std + eps)
+    above = torch.where((rewards - baseline).abs() < 1e-12 * rewards.abs(), 0.0, rewards - baseline)  # rounding
+    return above if std is None else above / (std + eps)
 
 
 def _as_given(result: Tensor, values: Tensor) -> Tensor:
@@ -88,22 +89,16 @@ def _as_given(result: Tensor, values: Tensor) -> Tensor:
     return result.to(values.dtype if values.is_floating_point() else torch.get_default_dtype())
 
 
-def _without_rounding(centered: Tensor, values: Tensor, index: Tensor, num_groups: int) -> Tensor:
-    """`centered`, and exactly 0 where a value is its group's mean but for rounding."""
-    sizes = values.to(torch.float64).abs()
-    largest = torch.zeros(num_groups, dtype=sizes.dtype, device=sizes.device).scatter_reduce_(0, index, sizes, "amax")
-    return torch.where(centered.abs() <= 1e-12 * largest[index], 0.0, centered)
+def _above_group_minimum(values: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Group index [N], group sizes [K], values above their group's minimum [N] and what is rounding in their group [N].
 
-
-def _above_group_minimum(values: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Group index [N], group sizes [K] and values above their group's minimum [N], in double precision.
-
-    Subtracting the minimum first makes the advantages of a flat group exactly 0: rounding would give some of them a
-    tiny positive value, and replay would store those episodes.
+    Subtracting the minimum first, in double precision, makes the advantages of a flat group exactly 0: rounding would
+    give some of them a tiny positive value, also a value that is its group's mean, and replay would store those episodes.
     """
     labels, index = torch.unique(groups, return_inverse=True)
     exact = values.to(torch.float64)
     count = torch.zeros(len(labels), dtype=exact.dtype, device=exact.device)
     lowest = torch.full_like(count, torch.inf).scatter_reduce_(0, index, exact, "amin")
+    largest = torch.zeros_like(count).scatter_reduce_(0, index, exact.abs(), "amax")
     count.index_add_(0, index, torch.ones_like(exact))
-    return index, count, exact - lowest[index]
+    return index, count, exact - lowest[index], 1e-12 * largest[index]
