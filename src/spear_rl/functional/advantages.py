@@ -93,7 +93,7 @@ def _above_group_minimum(values: Tensor, groups: Tensor) -> tuple[Tensor, Tensor
     """Group index [N], group sizes [K], values above their group's minimum [N] and what is rounding in their group [N].
 
     Subtracting the minimum first, in double precision, makes the advantages of a flat group exactly 0: rounding would
-    give some of them a tiny positive value, also a value that is its group's mean, and replay would store those episodes.
+    give some of them a tiny positive value, as to one at its group's mean, and replay would store those episodes.
     """
     labels, index = torch.unique(groups, return_inverse=True)
     exact = values.to(torch.float64)
