@@ -98,8 +98,8 @@ def seed_replay(imitation: SelfImitation, found: Sequence[Recorded], engine: Tra
             t = replace(t, turns=turns)
         dropped = [unfit_reason(turn) if imitation.skip_invalid else "" for turn in t.turns]
         count, known = len(t.turns), surprisal(t, dropped) if imitation.priority else 0.0
-        about = {"family": recorded.family, "task": recorded.task, "surprisal": known}
-        kept.append(Remembered(t, [1.0] * count, dropped, [0.0] * count, **about))
+        parts = [1.0] * count, dropped, [0.0] * count
+        kept.append(Remembered(t, *parts, recorded.family, recorded.task, surprisal=known))
     size_of = (lambda r: r.dropped.count("")) if imitation.unit == "turns" else (lambda r: 1)
     imitation.buffer.add(((r, r.trajectory.reward) for r in kept if not all(r.dropped)), 0, size_of=size_of)
 
