@@ -139,18 +139,19 @@ def test_advice_names_the_setting_that_makes_it_fit_and_it_does(folder):
     assert taken.total <= half
 
 
-def test_advice_goes_from_checkpointing_to_adapters_to_giving_up(folder):
-    sentences = []
-    for settings in ([], ["engine.checkpointing=true"], ["engine.checkpointing=true", "engine.lora_rank=16"]):
+def test_advice_is_checkpointing_where_activations_alone_are_too_many_then_an_adapter_then_to_give_up(folder):
+    def asked(free: int, *settings: str) -> str:
         config = config_for(folder, *settings)
-        taken, free, most = doctor.estimate(config, free=1 << 20)
+        taken, free, most = doctor.estimate(config, free=free)
         assert most == 0
-        sentences.append(doctor.advice(config, taken, free, most))
-    assert sentences == [
-        "does not fit: set engine.checkpointing=true and ask again",
-        "does not fit: set engine.lora_rank=16 and ask again",
-        "does not fit: take a smaller model or a larger machine",
-    ]
+        return doctor.advice(config, taken, free, most)
+
+    taken, _, _ = doctor.estimate(config_for(folder), free=1 << 40)
+    fixed = taken.total - taken.activations - taken.logits
+    assert asked(fixed + 1) == "does not fit: set engine.checkpointing=true and ask again"
+    assert asked(fixed - 1) == "does not fit: set engine.lora_rank=16 and ask again"
+    assert asked(fixed + 1, "engine.checkpointing=true") == "does not fit: set engine.lora_rank=16 and ask again"
+    assert asked(1 << 20, "engine.lora_rank=16") == "does not fit: take a smaller model or a larger machine"
 
 
 def test_checkpointing_and_adapters_are_estimated_to_take_less(folder):

@@ -265,8 +265,10 @@ def test_a_head_that_repeats_the_embeddings_is_tied_again(tmp_path, dtype):
         value = model.state_dict()["model.embed_tokens.weight"].numpy()
         coarse = gguf.GGMLQuantizationType.Q4_0
         tensors["token_embd.weight"] = (gguf.quants.quantize(value, coarse), coarse)
-    own, _ = loaded(write(tmp_path / "model.gguf", "qwen2", tensors))
+    path = write(tmp_path / "model.gguf", "qwen2", tensors)
+    own, _ = loaded(path)
     assert own.config.tie_word_embeddings
+    assert gguf_module.gguf_config(path).tie_word_embeddings, "or spear doctor would count the head"
     assert own.get_input_embeddings().weight is own.get_output_embeddings().weight
     distance = (own.get_output_embeddings().weight - model.get_output_embeddings().weight).norm()
     assert distance < 0.01 * model.get_output_embeddings().weight.norm(), "the finer of the two is kept"
@@ -278,8 +280,10 @@ def test_a_head_of_its_own_stays_even_if_it_is_close(tmp_path, dtype):
     with torch.no_grad():
         embeddings = model.get_input_embeddings().weight
         model.get_output_embeddings().weight.copy_(embeddings + 0.05 * embeddings.std() * torch.randn_like(embeddings))
-    own, _ = loaded(write(tmp_path / "model.gguf", "qwen2", tensors_of(model, "qwen2", head=True, dtype=dtype)))
+    path = write(tmp_path / "model.gguf", "qwen2", tensors_of(model, "qwen2", head=True, dtype=dtype))
+    own, _ = loaded(path)
     assert not own.config.tie_word_embeddings
+    assert not gguf_module.gguf_config(path).tie_word_embeddings
     assert torch.allclose(logits(own), logits(model), atol=1e-5 if dtype == "F32" else 1e-2)
 
 

@@ -57,6 +57,18 @@ def test_only_the_adapter_is_trained(kind, dtype, tokenizer):
     assert num_trained == sum(p.numel() for name, p in before.items() if "lora_" in name)
 
 
+def test_fixed_weights_reach_the_device_in_the_precision_they_are_used_in(tokenizer, monkeypatch):
+    adapter = with_adapter(random_model("Llama", AGREE["Llama"]), rank=4, alpha=8, targets=(), name="base")
+    model, sent = adapter.get_base_model(), {}
+    move = model.to
+    monkeypatch.setattr(
+        model, "to", lambda device: (sent.update((n, p.dtype) for n, p in model.named_parameters()), move(device))[1]
+    )
+    HFEngine(model, tokenizer, adapter=adapter, dtype=torch.bfloat16)
+    assert {dtype for name, dtype in sent.items() if "lora_" not in name} == {torch.bfloat16}
+    assert {dtype for name, dtype in sent.items() if "lora_" in name} == {torch.float32}, "masters are exact"
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_plain_peft_loads_what_was_saved(kind, dtype, tokenizer, tmp_path):

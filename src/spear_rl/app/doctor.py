@@ -212,9 +212,9 @@ def advice(config: Config, taken: Footprint, free: int, most: int) -> str:
     way_out = "take a smaller model or a larger machine"
     if most:
         way_out = f"set engine.micro_batch_tokens={most}"
-    elif not config.engine.checkpointing:
+    elif not config.engine.checkpointing and taken.total - taken.activations - taken.logits < free:
         way_out = "set engine.checkpointing=true and ask again"
-    elif not config.engine.lora_rank:
+    elif not config.engine.lora_rank:  # weights and optimizer alone do not fit
         way_out = "set engine.lora_rank=16 and ask again"
     if not most and config.rollout.max_context > Rollout().max_context:
         way_out = f"lower rollout.max_context (it is {config.rollout.max_context}), or {way_out}"

@@ -83,7 +83,7 @@ class HFEngine:
         processor: Any = None,
         seed: int = 0,
     ) -> None:
-        self.model, self.tokenizer, self.sampling = model.to(device or model.device).eval(), tokenizer, sampling
+        self.model, self.tokenizer, self.sampling = prepare.on_device(model, device, dtype), tokenizer, sampling
         self.pad_id: int = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         if tokenizer.pad_token_id is None:
             logger.warning("the tokenizer has no padding token: its end token pads rows, which changes no result")

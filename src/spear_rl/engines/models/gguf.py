@@ -60,12 +60,14 @@ def read_gguf(path: Path) -> tuple[Any, Any]:
 
 
 def gguf_config(path: Path) -> Any:
-    """The transformers configuration of a GGUF file, without its weights."""
+    """The transformers configuration of a GGUF file, without its weights; a head that `read_gguf` ties is tied."""
     from transformers import AutoConfig
 
     with _one_sentence(path), _one_reader(), _joined(path) as file:
-        settings = unread_settings(_reader(file))
+        reader = _reader(file)
+        settings = unread_settings(reader)
         config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False, **settings)
+        config.tie_word_embeddings |= _begins_tied(reader)
         return _without_quantization(config)
 
 
@@ -334,6 +336,17 @@ def _was_tied(ends: Sequence[Any], types: dict[str, str]) -> bool:
     blocks = zip(ends[0].split(4096), ends[1].split(4096), strict=True)
     distance = sum(float((one - other).norm()) ** 2 for one, other in blocks) ** 0.5
     return bool(distance <= float(ends[1].norm()) * nearly)
+
+
+def _begins_tied(reader: Any) -> bool:
+    """As `_was_tied`, by the first rows alone: all of them take seconds and gigabytes."""
+    import torch
+    from gguf.quants import dequantize
+
+    stored = {tensor.name: tensor for tensor in reader.tensors}
+    ends = [stored[name] for name in ("token_embd.weight", "output.weight") if name in stored]
+    rows = [torch.tensor(dequantize(end.data[:4096], end.tensor_type)) for end in ends]
+    return _was_tied(rows, {end.name: end.tensor_type.name for end in ends})
 
 
 def _without_quantization(config: Any) -> Any:

@@ -19,6 +19,14 @@ from spear_rl.rollout.rendering.renderer import ChatRenderer
 logger = logging.getLogger(__name__)
 
 
+def on_device(model: Any, device: torch.device | str | None, dtype: torch.dtype | None) -> Any:
+    """The model there, for inference; fixed weights are rounded before, so that they never take the room of float32."""
+    for parameter in model.parameters():
+        if dtype is not None and not parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
+    return model.to(device or model.device).eval()
+
+
 def has_plain_head(model: Any) -> bool:
     """Whether logits are just the output embedding of the last hidden state (no soft cap, no scale); NaN is refused."""
     ids = torch.arange(1, 9, device=model.device)[None] % model.config.get_text_config().vocab_size
