@@ -154,6 +154,12 @@ def test_advice_is_checkpointing_where_activations_alone_are_too_many_then_an_ad
     assert asked(1 << 20, "engine.lora_rank=16") == "does not fit: take a smaller model or a larger machine"
 
 
+def test_the_frozen_reference_of_a_kl_term_takes_the_weights_once_more_and_no_optimizer(folder):
+    alone, _, _ = doctor.estimate(config_for(folder), free=1 << 40)
+    beside, _, _ = doctor.estimate(config_for(folder, "algorithm.kl=0.01"), free=1 << 40)
+    assert (beside.weights, beside.optimizer) == (2 * alone.weights, alone.optimizer)
+
+
 def test_checkpointing_and_adapters_are_estimated_to_take_less(folder):
     plain, _, _ = doctor.estimate(config_for(folder, "engine.micro_batch_tokens=8192"), free=1 << 40)
     checked, _, _ = doctor.estimate(

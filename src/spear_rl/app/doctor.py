@@ -130,9 +130,12 @@ def estimate(config: Config, *, free: int | None = None) -> tuple[Footprint, int
     """
     settings = config.engine
     device, dtype, model, packed = _choices(config)
-    weights, trained = _num_weights(model, settings.lora_rank, settings.lora_targets)
-    if algorithm_of(config).critic:  # a second model of the same size
+    policy, trained = _num_weights(model, settings.lora_rank, settings.lora_targets)
+    algorithm, weights = algorithm_of(config), policy
+    if algorithm.critic:  # a second model of the same size
         weights, trained = 2 * weights, 2 * trained
+    if getattr(algorithm.loss, "kl", 0.0):  # a frozen copy
+        weights += policy
     is_gpu = device.type == "cuda"
     if free is None:
         free = free_bytes(device) - int(OVERHEAD * GIB if is_gpu else 0)

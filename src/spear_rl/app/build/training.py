@@ -292,7 +292,9 @@ def _slots_of(config: Config, model: Any, device: torch.device, dtype: torch.dty
     if device.type == "cuda":
         weights = sum(p.numel() for p in model.parameters())
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        held = training_bytes(weights, trained, dtype) * (2 if algorithm_of(config).critic else 1)
+        algorithm = algorithm_of(config)
+        held = training_bytes(weights, trained, dtype) * (2 if algorithm.critic else 1)
+        held += weights * dtype.itemsize if getattr(algorithm.loss, "kl", 0.0) else 0
         room = free_bytes(device) - int(OVERHEAD * GIB) - held
     return slots_within(room, config, model.config, dtype)
 
