@@ -297,6 +297,18 @@ def test_runs_are_joined_by_model_and_no_failure_replaces_a_measurement(tmp_path
     assert "out of memory" in told(models["1.5b"])
 
 
+def test_the_step_with_replay_replays_whatever_the_model_says(tmp_path, monkeypatch):
+    from benchmarks.gpu import rl_step
+
+    out = tmp_path / "out.json"
+    options = {"engine": "spear", "model": "tiny", "device": "cpu", "out": out, "siblings": 4, "new-tokens": 3}
+    words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+    monkeypatch.setattr(sys, "argv", ["rl_step", *words])
+    rl_step.main()
+    steps = json.loads(out.read_text())["results"]["spear"]["steps"]
+    assert [step["replayed"] > 0 for step in steps] == [False, True, True], "the first step has nothing stored"
+
+
 @pytest.mark.slow
 def test_a_rehearsal_writes_a_table_and_everything_needed_to_repeat_it(tmp_path):
     command = [sys.executable, ROOT / "benchmarks" / "agentic_rollouts.py", "--device", "cpu", "--model", "tiny"]

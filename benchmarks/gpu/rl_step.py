@@ -102,7 +102,7 @@ def sizes_of(arguments: Any) -> dict[str, Any]:
 
 
 def ours(tasks: Sequence[Task], arguments: Any, keep: Callable[..., None]) -> None:
-    from spear_rl.algorithms import ALGORITHMS
+    from spear_rl.algorithms import OURS, grpo, spear
     from spear_rl.rollout.collect import collect_groups
     from spear_rl.rollout.rendering.renderer import ChatRenderer
     from spear_rl.train.step import train_step
@@ -119,7 +119,10 @@ def ours(tasks: Sequence[Task], arguments: Any, keep: Callable[..., None]) -> No
         max_kept_tokens=None,
         **({"num_slots": arguments.tasks * arguments.siblings} if arguments.device == "cuda" else {}),
     )
-    algorithm = ALGORITHMS["grpo" if arguments.engine == "base" else "spear-grpo"]()
+    algorithm = grpo()
+    if arguments.engine == "spear":
+        # As presets replay; a model that knows no action has no other turns than invalid ones.
+        algorithm = spear(algorithm, **OURS | {"fraction": 0.25, "skip_invalid": False})
     renderer, rng, played = ChatRenderer(tokenizer), random.Random(0), list[Any]()
 
     def collect(step: int) -> Any:
