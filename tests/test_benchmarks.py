@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from spear_rl.app.config import load
+from spear_rl.engines.models.tiny import tiny_model
 from spear_rl.integrations.verl.launch import verl_settings
 
 ROOT = Path(__file__).parents[1]
@@ -297,11 +298,21 @@ def test_runs_are_joined_by_model_and_no_failure_replaces_a_measurement(tmp_path
     assert "out of memory" in told(models["1.5b"])
 
 
-def test_the_step_with_replay_replays_whatever_the_model_says(tmp_path, monkeypatch):
+def test_the_step_with_replay_replays_whatever_the_model_says(tmp_path, monkeypatch, tokenizer):
     from benchmarks.gpu import rl_step
 
+    monkeypatch.setattr(rl_step, "loaded", lambda name: (tiny_model("tiny-xs", tokenizer), tokenizer))
+
     out = tmp_path / "out.json"
-    options = {"engine": "spear", "model": "tiny", "device": "cpu", "out": out, "siblings": 4, "new-tokens": 3}
+    options = {
+        "engine": "spear",
+        "model": "tiny",
+        "device": "cpu",
+        "out": out,
+        "siblings": 4,
+        "turns": 1,
+        "new-tokens": 3,
+    }
     words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
     monkeypatch.setattr(sys, "argv", ["rl_step", *words])
     rl_step.main()
