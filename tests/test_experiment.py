@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import errno
+import io
 import json
 import math
 import os
@@ -22,19 +23,25 @@ from html import unescape
 from pathlib import Path
 from statistics import mean, stdev
 from types import SimpleNamespace
+from warnings import catch_warnings, simplefilter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from chromium import PROGRAM, Browser
 from conftest import logged
-from spear_rl.app.compare.experiment import commands, jobs_of, live, read_plan
+from spear_rl.app.compare.experiment import commands, jobs_of, live, read_plan, results_of_plan
 from spear_rl.app.compare.experiment.about import cells_ran_on
 from spear_rl.app.compare.experiment.cells import cell_of, gpus
+from spear_rl.app.compare.experiment.curves import NAMES, Line, Panels
+from spear_rl.app.compare.experiment.figures import _fill, draw_all
 from spear_rl.app.compare.experiment.measures import MEASURES
 from spear_rl.app.compare.experiment.plan import BUDGET
+from spear_rl.app.compare.plots import add_legend, drawing, looks_of
 from spear_rl.app.config import flat, load, merged, resolved, to_toml, with_changes
+from spear_rl.cli.experiment import _print_table
 from spear_rl.errors import ConfigError
 from spear_rl.io.http.look import asset
 
@@ -206,6 +213,13 @@ def test_all_faults_of_a_plan_are_told_at_once(written):
     said = refused(written(text)).splitlines()
     assert len(said) == 3
     assert all(line.startswith(str(written(text))) for line in said)
+
+
+def test_a_plan_whose_file_has_no_name_for_a_folder_is_told_to_have_one(written):
+    says = "the name 'my plan' must be of letters"
+    assert f"{says}" in (told := refused(written(name="my plan.toml")))
+    assert told.endswith("it is the file's, so give the plan another: name = ...")
+    assert read_plan(written('name = "mine"\n' + PLAN, name="my plan.toml")).name == "mine"
 
 
 def test_a_missing_plan_and_one_that_is_no_text_are_sentences(spear, tmp_path):
@@ -790,19 +804,48 @@ def test_every_number_of_the_table_equals_a_computation_by_hand(spear, written, 
     assert gate["mean"] == pytest.approx([mean(run[n] for run in passed) for n in range(3)])
 
 
-def test_every_figure_is_written_as_svg_and_png_and_those_of_an_earlier_report_go(spear, written, tmp_path, drawn):
-    out, path = tmp_path / "out", written(PLAN + BLOCKS)
+def test_every_figure_is_written_as_svg_and_png(spear, written, tmp_path, drawn):
+    out, path = tmp_path / "out", written()
     for cell in read_plan(path, out).cells:
         fabricate(cell.folder, cell.config, random.Random(cell.name))
-    (out / "figures").mkdir()
-    (out / "figures/old.svg").touch()
     assert spear("experiment", path, "--out", out)[0] == 0
     names = [figure["name"] for figure in json.loads((out / "results.json").read_text())["figures"]]
+    assert tuple(names) == NAMES
     for name in [*names, "differences"]:
         assert (out / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert "<svg" in (out / "figures" / f"{name}.svg").read_text()
         assert f"(figures/{name}.svg)" in (out / "report.md").read_text()
     assert len(list((out / "figures").iterdir())) == 2 * (len(names) + 1)
+
+
+def test_figures_of_an_earlier_report_go_and_files_of_others_stay(tmp_path, drawn):
+    for name in ("gate.svg", "gate.png", "differences.svg", "mine.svg", "gate.txt"):
+        (tmp_path / name).touch()
+    assert draw_all(tmp_path, [], [], "eval_mean") == []
+    assert {path.name for path in tmp_path.iterdir()} == {"mine.svg", "gate.txt"}
+
+
+@pytest.mark.parametrize("values", [[0.0] * 4, [0.2, 0.0, 0.4, 0.1]])
+def test_tool_turns_begin_at_zero_and_steps_are_whole_numbers(values):
+    with drawing((6.5, 4)) as figure:
+        axes = figure.subplots()
+        lines = {"arm": Line([0.0, 1.0, 2.0, 3.0], values, values, values)}
+        _fill(axes, Panels("tool_turns", "tool use", "step", "tool turns", {"block": lines}), lines, looks_of(["arm"]))
+        low, high = axes.get_ylim()
+        assert low == 0
+        assert (high == 1) if not any(values) else (0.4 < high < 0.5)
+        assert all(tick == int(tick) for tick in axes.get_xticks())
+
+
+@pytest.mark.parametrize("words", [1, 30])
+def test_panels_keep_their_room_however_long_the_names_of_arms_are(words):
+    labels = [f"arm {n} [{', '.join(['algorithm.imitation.weight=1.5'] * words)}]" for n in range(3)]
+    with drawing((6.5, 4.2)) as figure, catch_warnings():
+        simplefilter("error")
+        axes = figure.subplots()
+        add_legend(figure, looks_of(labels), "a title", width=58)
+        figure.savefig(io.BytesIO())
+        assert axes.get_window_extent().height > 200
 
 
 def test_seeds_that_an_arm_lacks_take_no_part_in_its_differences(spear, written, tmp_path):
@@ -860,6 +903,55 @@ def test_a_lost_row_takes_its_seed_out_of_totals_and_curves_of_success_and_is_sa
     assert len(curves) == 3
     for figure in curves:
         assert figure["lines"]["plan"]["spear"]["mean"] == [row["success"] for row in first]
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value", "names"),
+    [
+        ("eval.jsonl", None, None, "eval_mean and no eval_final"),
+        ("metrics.jsonl", "rollout/success", math.nan, "rollout_last"),
+        ("metrics.jsonl", "rollout/episodes", None, "episodes"),
+        ("metrics.jsonl", "time/step", math.inf, "seconds"),
+        ("metrics.jsonl", "time/step", 1e300, "seconds"),
+    ],
+)
+def test_a_run_that_lacks_what_others_have_is_left_out_there_and_named(
+    spear, written, tmp_path, file, key, value, names
+):
+    out, path = tmp_path / "out", written('secondary = ["eval_final", "rollout_last"]\n' + PLAN)
+    for cell in read_plan(path, out).cells:
+        fabricate(cell.folder, cell.config, random.Random(cell.name))
+    odd = out / "cells/spear/seed_1"
+    rows = [json.loads(line) for line in (odd / file).read_text().splitlines()]
+    lost = rows if key == "rollout/success" else rows[1:2]
+    for row in lost if key else ():
+        row[key] = value
+    write_rows(odd / file, rows if key else [])
+    code, printed = spear("experiment", path, "--out", out)
+    assert code == 0, printed
+    assert f"warning: {odd} has no {names}: it is left out of their means" in printed
+    measures = json.loads((out / "results.json").read_text())["blocks"][0]["arms"][1]["measures"]
+    for name in MEASURES.keys() | {"episodes", "seconds"}:
+        if name in measures:
+            assert measures[name]["by_seed"].keys() == ({"0"} if name in names else {"0", "1"}), name
+
+
+@pytest.mark.parametrize("width", [50, 80, 100, 200])
+@pytest.mark.parametrize("secondary", [["eval_final"], ["eval_final", "rollout_last", "eval_best"]])
+def test_no_number_of_the_table_is_broken_at_any_width(written, tmp_path, monkeypatch, secondary, width):
+    plan = read_plan(written(f"secondary = {json.dumps(secondary)}\n{PLAN}"), tmp_path / "out")
+    for cell in plan.cells:
+        fabricate(cell.folder, cell.config, random.Random(cell.name))
+    results = results_of_plan(plan, jobs_of(plan), [])
+    monkeypatch.setattr("spear_rl.cli.experiment.console", console := Console(width=width, file=io.StringIO()))
+    _print_table(results, results.blocks[0])
+    lines = console.file.getvalue().splitlines()
+    assert all(len(line) <= width for line in lines)
+    for row in results.rows(results.blocks[0]):
+        for part in " (".join(row[: 2 + len(results.measures)]).replace(" (", "\n").split("\n"):
+            assert any(part in line for line in lines), part
+    is_table = any("┃" in line for line in lines)
+    assert is_table == (width >= (80 if len(secondary) == 1 else 200))
 
 
 def test_one_seed_has_no_interval(spear, written, tmp_path):
@@ -932,6 +1024,7 @@ def test_a_damaged_cell_is_left_out_and_named(spear, written, tmp_path):
     assert states["spear/seed_1"] == "damaged"
     folder = out / "cells/spear/seed_1"
     assert f"spear/seed_1 is damaged: {folder}: metrics.jsonl, line 2 is not valid JSON" in printed
+    assert "run.resume=true, or delete its folder to have it played again" in printed
     assert f"; to mend it: spear train run.dir={folder} run.resume=true" in printed
 
 
@@ -1173,6 +1266,32 @@ def test_runs_of_several_tasks_are_blocks_and_unfinished_ones_are_left_out(spear
     assert [block["block"] for block in results["blocks"]] == ["lookup (num_digits=5)", "lookup (num_digits=7)"]
     assert results["primary"] == "eval_best"
     assert any("is left out: it is unfinished" in text for text in results["warnings"])
+
+
+@pytest.mark.parametrize("by", ["folder", "label"])
+def test_the_reference_of_existing_runs_is_an_arm_or_a_folder_of_one(spear, tmp_path, by, monkeypatch):
+    runs = [existing(tmp_path, name, seed) for name in ("spear-grpo", "grpo") for seed in (0, 1)]
+    runs += [existing(tmp_path, "grpo", 0, "task.options.num_digits=7")]
+    monkeypatch.chdir(tmp_path)
+    reference = f"./{runs[1].name}/" if by == "folder" else "spear-grpo"
+    code, printed = spear("experiment", *runs, "--out", tmp_path / "out", "--reference", reference)
+    assert code == 0, printed
+    blocks = json.loads((tmp_path / "out/results.json").read_text())["blocks"]
+    assert [block["reference"] for block in blocks] == ["spear-grpo", "grpo"]
+    assert f"lookup (num_digits=7): no arm is {reference} here, so arms are compared with grpo" in printed
+    (runs[1] / "summary.json").unlink()
+    code, printed = spear("experiment", *runs[1:], "--out", tmp_path / "out", "--reference", runs[1])
+    assert (code, "name one of the folders that are finished, or an arm: grpo" in printed) == (2, True), printed
+
+
+@pytest.mark.parametrize(("name", "owner"), [("plan.json", "an experiment"), ("config.toml", "a run")])
+def test_a_report_on_existing_runs_does_not_replace_that_of_another(spear, tmp_path, name, owner):
+    run, out = existing(tmp_path, "grpo", 0), tmp_path / "taken"
+    out.mkdir()
+    (out / name).touch()
+    code, printed = spear("experiment", run, "--out", out)
+    assert (code, f"taken is the folder of {owner}: choose another --out" in printed) == (2, True), printed
+    assert [path.name for path in out.iterdir()] == [name]
 
 
 @pytest.mark.parametrize(

@@ -586,6 +586,11 @@ def test_a_warning_comes_again_only_after_it_was_gone_for_long(gone: int, times:
     assert len(watched(tmp_path, stream(invalid, steps=120))) == times
 
 
+def test_a_mean_that_swings_about_a_threshold_is_told_of_a_few_times_however_long_the_run(tmp_path: Path) -> None:
+    swinging = changed(rollout__invalid_turns=lambda s: 0.8 if s % 40 < 20 else 0.1)
+    assert [step for step, *_ in watched(tmp_path, stream(swinging, steps=1000))] == [9, 45, 85]
+
+
 @pytest.mark.parametrize(
     "name", ["tools die", "all too old", "more and more turns are cut off", "invalid turns", "a family is forgotten"]
 )

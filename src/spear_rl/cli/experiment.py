@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.cells import cell_len
 from rich.table import Column, Table
 from rich.text import Text
 from typer import Argument, Option
@@ -18,7 +19,7 @@ from spear_rl.io.lock import locked
 from spear_rl.io.signals import Stopped, stop_on_signals
 
 if TYPE_CHECKING:
-    from spear_rl.app.compare.experiment import Plan, Results
+    from spear_rl.app.compare.experiment import Block, Plan, Results
 
 _WHAT = "A plan (TOML), or folders of existing runs."
 _OUT = "Folder of cells and report; experiments_out/NAME of the plan if left out."
@@ -34,7 +35,9 @@ def experiment(
     dry_run: Annotated[bool, Option("--dry-run", help="Print the commands, one per line, and do nothing.")] = False,
     report_only: Annotated[bool, Option("--report-only", help="Write the report of what is finished.")] = False,
     primary: Annotated[str, Option(help="Of existing runs: the measure; a plan declares its own.")] = "",
-    reference: Annotated[str, Option(help="Of existing runs: the arm that the others are compared with.")] = "",
+    reference: Annotated[
+        str, Option(help="Of existing runs: the arm to compare with, or the folder of a run of it.")
+    ] = "",
 ) -> None:
     """Run a plan's grid of arms, blocks and seeds like for like, and report it; give the same command again to go on.
 
@@ -54,6 +57,9 @@ def experiment(
                 f"{home} is the folder of an experiment: name its plan, with --out {home} and --report-only"
             )
         folder = out or Path("experiments_out/runs")
+        for name, owner in (("plan.json", "an experiment"), ("config.toml", "a run")):
+            if (folder / name).exists():
+                raise UserError(f"{folder} is the folder of {owner}: choose another --out, so that its report is kept")
         _tell(results_of_runs(what, folder, _command(), primary=primary or "eval_mean", reference=reference or None))
         return
     if len(what) > 1:
@@ -113,6 +119,7 @@ def _run(plan: "Plan", at_once: int | None, *, report_only: bool) -> bool:
     failed = [f"{job.name} failed: {job.error} ({job.log})" for job in jobs if job.state == "failed"]
     damaged = [
         f"{cell['cell']} is damaged: {cell['error']}; to mend it: {command_to_go_on(cell['folder'], 'train')}"
+        ", or delete its folder to have it played again"
         for cell in results.cells
         if cell["state"] == "damaged"
     ]
@@ -134,20 +141,36 @@ def _command() -> list[str]:
     return ["spear", *sys.argv[1:]]
 
 
+def _print_table(results: "Results", block: "Block") -> None:
+    """A block's table: a row per arm, intervals below their means where it is too wide, or else a line per number."""
+    place = [*range(2 + len(results.measures)), results.header().index("optimizer steps")]
+    header, *rows = ([one_line(row[n]) for n in place] for row in [results.header(), *results.rows(block)])
+    broken = [[arm, *(cell.replace(" (", "\n(") for cell in cells)] for arm, *cells in rows]
+    for names, cells_of in ((header, rows), ([name.replace(" ", "\n", 1) for name in header], broken)):
+        columns = zip(names, *cells_of, strict=True)
+        widths = [max(cell_len(line) for cell in column for line in cell.split("\n")) for column in columns]
+        if sum(widths) + 3 * len(widths) < console.width:
+            table = Table(*(Column(name, no_wrap=True) for name in names))
+            for row in cells_of:
+                table.add_row(*map(Text, row))
+            console.print(table)
+            return
+    widest = max(map(len, header[1:]))
+    for arm, *cells in rows:
+        console.print(Text(arm, overflow="fold"))
+        for name, cell in zip(header[1:], cells, strict=True):
+            console.print(Text(f"  {name:<{widest}}  {cell}"), soft_wrap=True)
+
+
 def _tell(results: "Results") -> None:
     """Write the report and print its tables."""
     from spear_rl.app.compare.experiment import difference_rows, write_report
 
     write_report(results)
     for block in results.blocks:
-        shown = 2 + len(results.measures)
-        table = Table(*(Column(text, overflow="fold") for text in results.header()[:shown]), "optimizer steps")
-        place = results.header().index("optimizer steps")
-        for row in results.rows(block):
-            table.add_row(*(Text(one_line(cell)) for cell in [*row[:shown], row[place]]))
         if len(results.blocks) > 1:
             console.print(Text(one_line(block.label), style="bold"))
-        console.print(table)
+        _print_table(results, block)
         for name, measure, points, shown_by, _ in difference_rows(block):
             console.print(Text(one_line(f"{name}, {measure}: {points}: {shown_by}")), soft_wrap=True)
     for text in results.summary:

@@ -51,6 +51,8 @@ def update(section: Any, table: Mapping[str, Any], path: str = "", *, root: Any 
             while isinstance(value, Mapping) and value:
                 inner, value = next(iter(value.items()))
                 key = f"{key}.{inner}"
+            if "." in name and key in _all_keys(root or section):
+                raise ConfigError(f'"{key}" in quotes is one name with a dot in it: write {key} without quotes')
             raise ConfigError(f"unknown setting {shown(key)[1:-1]}{meant(key, _all_keys(root or section))}")
         current = getattr(section, name)
         if is_dataclass(current):

@@ -6,7 +6,7 @@ Every rule compares means over windows of steps; docs/read_a_run.md has the thre
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import inf, isfinite, nan, sqrt
+from math import isfinite, nan, sqrt
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -42,35 +42,41 @@ Families = dict[str, list[float]]
 
 
 class RunWatch:
-    """A callback that warns once per kind, and again if the condition was gone for WINDOW steps and comes back.
+    """A callback that warns once per kind, and again if the condition comes back after it was gone for WINDOW steps.
+
+    Each repetition doubles how long it must have been gone: a mean that swings about a threshold is told of a few times.
 
     Its state is a function of metrics.jsonl, from which a resumed run rebuilds it.
     """
 
     def __init__(self, config: Config, run_dir: Path, callbacks: Sequence[Callback]) -> None:
         self._rules, self._run_dir, self._callbacks = Rules(config), run_dir, callbacks
-        self._last_seen: dict[str, int] | None = None
+        self._seen: dict[str, tuple[int, int]] | None = None
+        """Kind -> the last step that had it, and how often it was told."""
 
     def __call__(self, event: Event) -> None:
         if event.kind != "step" or not event.metrics:
             return
-        if self._last_seen is None:
-            self._last_seen = {}
+        if self._seen is None:
+            self._seen = {}
             for step, row in read_rows(self._run_dir / "metrics.jsonl").by_step.items():
                 if step < event.step:
-                    self._new(step, row, self._last_seen)
-        if found := self._new(event.step, event.metrics, self._last_seen):
+                    self._new(step, row, self._seen)
+        if found := self._new(event.step, event.metrics, self._seen):
             rows = [{"kind": kind, "text": text} for kind, text in found.items()]
             append_row(self._run_dir / WARNINGS, {"step": event.step, "warnings": rows})
             for text in found.values():
                 for callback in self._callbacks:
                     callback(Event("note", event.step, text=f"warning at step {event.step}: {text}"))
 
-    def _new(self, step: int, metrics: Mapping[str, Any], last_seen: dict[str, int]) -> dict[str, str]:
+    def _new(self, step: int, metrics: Mapping[str, Any], seen: dict[str, tuple[int, int]]) -> dict[str, str]:
         """Kind -> text of the warnings that a step brings."""
-        found = self._rules.broken(metrics)
-        new = {kind: text for kind, text in found.items() if step - last_seen.get(kind, -inf) > WINDOW}
-        last_seen.update(dict.fromkeys(found, step))
+        new = {}
+        for kind, text in self._rules.broken(metrics).items():
+            last, times = seen.get(kind, (-1, 0))
+            if not times or step - last > WINDOW * 2 ** (times - 1):
+                new[kind], times = text, times + 1
+            seen[kind] = step, times
         return new
 
 

@@ -1,5 +1,6 @@
 """Curves of arms, and one figure of them. Imports matplotlib only to draw."""
 
+import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -97,6 +98,8 @@ def add_legend(figure: Any, looks: Mapping[str, dict[str, Any]], title: str, *, 
     names = {label: "\n".join(textwrap.wrap(one_line(label), width)) for label in looks}
     handles = [figure.axes[-1].plot([], [], lw=2.5, label=names[label], **look)[0] for label, look in looks.items()]
     columns = max(1, min(len(looks), width // (8 + max(map(len, looks)))))
+    lines = max(name.count("\n") + 1 for name in names.values()) * math.ceil(len(looks) / columns)
+    figure.set_figheight(figure.get_figheight() + 0.2 * max(lines - 2, 0))  # so that the panels keep their room
     style = {"frameon": False, "fontsize": 11, "title": title, "title_fontsize": 10}
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, **style)
 

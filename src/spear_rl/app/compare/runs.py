@@ -1,7 +1,6 @@
 """A run folder, read and checked: the files that `spear train` writes."""
 
 import json
-import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,8 @@ WINDOW = 5
 """Steps of a moving average."""
 
 _RATE = ("success", "low", "high")
+_MOST, _ROUNDING = 1e150, 1e-9
+"""Sums of larger numbers overflow, so they count as missing; how far a share may be outside of 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def load_run(path: Path) -> RunRecord:
         raise UserError(f"{path} has no metrics: metrics.jsonl is missing or empty, so it has not taken a step yet")
     evals = _rows(path / "eval.jsonl", required=_RATE)
     for step, row in evals.items():
-        if not (_are_numbers(row.get("solved", {})) and _are_rates(row.get("also", {}))):
+        if not (_are_shares(row.get("solved", {})) and _are_rates(row.get("also", {}))):
             advice = "delete the line, or resume the run to have it mended"
             raise UserError(f"{path}: eval.jsonl, the row of step {step} has no shares in solved or also; {advice}")
     taken, planned = max([max(rows) + 1, *evals]), settings["run.steps"]
@@ -118,8 +119,8 @@ def _summary(path: Path) -> dict[str, Any] | None:
         raise UserError(f"{path}: summary.json is not a JSON object")
     for key in ("success_before", "success_after"):
         rate = summary.get(key)
-        if rate is not None and not (isinstance(rate, dict) and all(_is_number(rate.get(k)) for k in _RATE)):
-            raise UserError(f"{path}: summary.json, {key} does not say {', '.join(_RATE)}")
+        if rate is not None and not (isinstance(rate, dict) and all(_is_share(rate.get(k)) for k in _RATE)):
+            raise UserError(f"{path}: summary.json, {key} does not say {', '.join(_RATE)} as shares")
     return summary
 
 
@@ -142,8 +143,8 @@ def _rows(path: Path, *, required: Sequence[str]) -> dict[int, dict[str, Any]]:
         raise UserError(f"{path.parent}: {sentence}; delete the line, or resume the run to have it mended")
     for step, row in found.by_step.items():
         for key in required:
-            if not _is_number(row.get(key)):
-                raise UserError(f"{path.parent}: {path.name}, line {found.lines[step]} does not say {key}")
+            if not _is_share(row.get(key)):
+                raise UserError(f"{path.parent}: {path.name}, line {found.lines[step]} does not say {key} as a share")
     return found.by_step
 
 
@@ -156,16 +157,20 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
+    return isinstance(value, int | float) and abs(value) <= _MOST
 
 
-def _are_numbers(shares: Any) -> bool:
-    return isinstance(shares, dict) and all(map(_is_number, shares.values()))
+def _is_share(value: Any) -> bool:
+    return isinstance(value, int | float) and -_ROUNDING <= value <= 1 + _ROUNDING
+
+
+def _are_shares(shares: Any) -> bool:
+    return isinstance(shares, dict) and all(map(_is_share, shares.values()))
 
 
 def _are_rates(splits: Any) -> bool:
     rates = splits.values() if isinstance(splits, dict) else [None]
-    return all(isinstance(rate, dict) and _is_number(rate.get("success")) for rate in rates)
+    return all(isinstance(rate, dict) and _is_share(rate.get("success")) for rate in rates)
 
 
 def _estimate(rate: Any) -> Estimate | None:

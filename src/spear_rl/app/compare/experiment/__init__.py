@@ -98,23 +98,34 @@ def results_of_runs(
     for run in whole:
         tasks.setdefault(_task(run), []).append(run)
     secondary = [name for name in ("eval_mean", "eval_final") if name != primary]
-    blocks, known_arms = [], dict[str, None]()
+    blocks, known_arms, others, is_known = [], dict[str, None](), list[str](), False
     for task, members in tasks.items():
         arms = arms_of(members)
         known_arms |= dict.fromkeys(arm.label for arm in arms)
-        base = reference if reference in [arm.label for arm in arms] else arms[0].label
+        wanted = [arm for arm in arms if reference is not None and _is_called(arm, reference)]
+        base = (wanted or arms)[0].label
+        if wanted:
+            is_known = True
+        elif reference is not None:
+            others.append(f"{task}: no arm is {reference} here, so arms are compared with {base}")
         # The reference first, so that it is the first line of every table.
         arms.sort(key=lambda arm: arm.label != base)
         blocks.append(Block(task, arms, base, [primary, *secondary]))
         warnings += [f"{task}: {text}" if len(tasks) > 1 else text for text in warnings_of(arms)]
-    if reference is not None and reference not in known_arms:
-        raise UserError(f"--reference is no arm of these runs: {shown(reference)}; arms: {', '.join(known_arms)}")
-    warnings += [*lacking(blocks), *unlike_evaluations(blocks)]
+    if reference is not None and not is_known:
+        known = f"name one of the folders that are finished, or an arm: {', '.join(known_arms) or 'there is none'}"
+        raise UserError(f"--reference is no arm of these runs: {shown(reference)}; {known}")
+    warnings += [*others, *lacking(blocks), *unlike_evaluations(blocks)]
     cells = [{"cell": str(r.path), "folder": str(r.path), "state": "unfinished" if r.note else "done"} for r in runs]
     about: dict[str, Any] = {"date": now(), "command": shlex.join(command), **machine()}
     about["cells ran with"] = cells_ran_on([run.path for run in whole])
     warnings.insert(0, "these runs were not made by a plan: no primary measure was declared before they ran")
     return Results("existing runs", blocks, primary, secondary, out, warnings, about, cells)
+
+
+def _is_called(arm: Arm, name: str) -> bool:
+    """Whether an arm has this label, or the run in this folder."""
+    return arm.label == name or any(run.path.resolve() == Path(name).resolve() for run in arm.runs)
 
 
 def _task(run: RunRecord) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from spear_rl.app.compare.arms import Arm
 from spear_rl.app.compare.estimates import Estimate, over_seeds
-from spear_rl.app.compare.experiment.measures import COSTS, MEASURES, evaluations
+from spear_rl.app.compare.experiment.measures import COSTS, MEASURES, TOTALS, evaluations
 from spear_rl.app.compare.pairs import conclusion, paired, points
 from spear_rl.io.jsonl import spans
 
@@ -179,13 +179,19 @@ def _summary(
 
 
 def lacking(blocks: Sequence[Block]) -> Iterator[str]:
-    """A sentence for each finished run that is left out of a measure, total or curve because a file lost rows."""
-    for run in (run for block in blocks for arm in block.arms for run in arm.runs):
-        if not run.is_whole:
-            yield f"{run.path} is {run.note}: it is left out of totals and of the curves of success"
-        if (done := evaluations(run)) and run.taken not in done:
-            last = f"eval.jsonl has none after step {max(done)} of {run.taken}"
-            yield f"{run.path} is without its last evaluation ({last}): it has no eval_mean and no eval_final"
+    """A sentence for each finished run that is left out of a measure, total or curve because a file lost something."""
+    for block in blocks:
+        runs = [run for arm in block.arms for run in arm.runs]
+        kinds = {name: MEASURES[name] for name in block.measures} | {name: COSTS[name][0] for name in TOTALS}
+        known = {name: kind for name, kind in kinds.items() if any(kind(run) is not None for run in runs)}
+        for run in runs:
+            if not run.is_whole:
+                yield f"{run.path} is {run.note}: it is left out of totals and of the curves of success"
+            if (done := evaluations(run)) and run.taken not in done:
+                last = f"eval.jsonl has none after step {max(done)} of {run.taken}"
+                yield f"{run.path} is without its last evaluation ({last}): it has no eval_mean and no eval_final"
+            elif run.is_whole and (lost := [name for name, kind in known.items() if kind(run) is None]):
+                yield f"{run.path} has no {' and no '.join(lost)}: it is left out of their means"
 
 
 def unlike_evaluations(blocks: Sequence[Block]) -> Iterator[str]:

@@ -10,10 +10,15 @@ from typing import Any
 from spear_rl.app.compare.arms import Arm
 from spear_rl.app.compare.estimates import over_seeds
 from spear_rl.app.compare.experiment.analysis import Block
-from spear_rl.app.compare.experiment.measures import cumulative, gate_pass_rate, optimizer_steps
+from spear_rl.app.compare.experiment.measures import cumulative, gate_pass_rate, optimizer_steps, whole
 from spear_rl.app.compare.runs import WINDOW, RunRecord
 from spear_rl.io.jsonl import read_rows
 
+NAMES = (
+    "success_episodes", "success_optimizer_steps", "success_seconds", "entropy", "tool_turns", "replay_age",
+    "replay_success", "gate", "families",
+)  # fmt: skip
+"""Of all figures, whether or not runs have data for them."""
 _BINS = 5
 """Of the success of a replayed episode's group."""
 
@@ -77,9 +82,9 @@ def figures_of(blocks: Sequence[Block]) -> list[Panels]:
     found = [
         panels(f"success_{name}", f"{success} against {title}", title, "share of tasks", line, is_share=True)
         for name, title, line in (
-            ("episodes", "episodes played", lambda arm: _success(arm, _episodes)),
+            ("episodes", "episodes played", lambda arm: _success(arm, _whole("rollout/episodes"))),
             ("optimizer_steps", "optimizer steps", lambda arm: _success(arm, optimizer_steps)),
-            ("seconds", "seconds of RL", lambda arm: _success(arm, lambda run: run.series("time/step"))),
+            ("seconds", "seconds of RL", lambda arm: _success(arm, _whole("time/step"))),
         )
     ]
     found += [
@@ -106,8 +111,8 @@ def _smoothed(key: str) -> Callable[[RunRecord], Mapping[int, float]]:
     return lambda run: run.smoothed(key)
 
 
-def _episodes(run: RunRecord) -> dict[int, float]:
-    return run.series("rollout/episodes")
+def _whole(key: str) -> Callable[[RunRecord], Mapping[int, float] | None]:
+    return lambda run: whole(run, key)
 
 
 def _success(arm: Arm, cost: Callable[[RunRecord], Mapping[int, float] | None]) -> Line:

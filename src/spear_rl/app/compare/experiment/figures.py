@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from spear_rl.app.compare.experiment.analysis import Block
-from spear_rl.app.compare.experiment.curves import Line, Panels
+from spear_rl.app.compare.experiment.curves import NAMES, Line, Panels
 from spear_rl.app.compare.plots import add_legend, drawing, looks_of
 from spear_rl.io.escaping import clipped, one_line
 
@@ -29,10 +29,9 @@ def draw_all(folder: Path, figures: Sequence[Panels], blocks: Sequence[Block], m
     for figure in figures:
         _draw(folder, figure, labels)
         drawn.append((figure.name, figure.title))
-    kept = {f"{name}.{kind}" for name, _ in drawn for kind in ("svg", "png")}
-    for path in folder.iterdir():  # figures of an earlier report that has other data
-        if path.suffix in (".svg", ".png") and path.name not in kept:
-            path.unlink()
+    for name in {DIFFERENCES, *NAMES} - {name for name, _ in drawn}:  # of an earlier report, whose runs had data for it
+        for kind in ("svg", "png"):
+            (folder / f"{name}.{kind}").unlink(missing_ok=True)
     return drawn
 
 
@@ -74,6 +73,10 @@ def _fill(axes: Any, panels: Panels, arms: Mapping[str, Line], looks: Mapping[st
             low, high = interval_of(panels, line)
             axes.fill_between(line.x, low, high, color=looks[label]["color"], alpha=0.15, lw=0)
     axes.set(xlabel=panels.x, ylabel=panels.y)
+    if panels.x in ("step", "age in steps"):
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    if panels.name == "tool_turns":
+        axes.set_ylim(0, None if any(high > 0 for line in arms.values() for high in line.high) else 1)
     if panels.is_share:
         axes.set_ylim(-0.02 * (panels.top or 0), panels.top and 1.02 * panels.top)
         axes.yaxis.set_major_formatter("{x:.0%}")

@@ -76,6 +76,12 @@ def optimizer_steps(run: RunRecord) -> dict[int, float] | None:
     return {step: float(epochs * (count + min(count, replayed.get(step, 0.0)))) for step in run.rows}
 
 
+def whole(run: RunRecord, key: str) -> dict[int, float] | None:
+    """Step -> metric; None if a row lacks it, as sums over steps are then too small."""
+    found = run.series(key)
+    return found if len(found) == len(run.rows) else None
+
+
 def _total(series: Callable[[RunRecord], Mapping[int, float] | None]) -> Measure:
     """The sum over steps; None if the row of a step is missing."""
     return lambda run: sum(found.values()) if run.is_whole and (found := series(run)) else None
@@ -97,13 +103,14 @@ def _mean(key: str) -> Measure:
 COSTS: dict[str, tuple[Measure, str]] = {
     "success before": (eval_before, ".1%"),
     "optimizer steps": (_total(optimizer_steps), ",.0f"),
-    "episodes": (_total(lambda run: run.series("rollout/episodes")), ",.0f"),
-    "seconds": (_total(lambda run: run.series("time/step")), ",.0f"),
+    "episodes": (_total(lambda run: whole(run, "rollout/episodes")), ",.0f"),
+    "seconds": (_total(lambda run: whole(run, "time/step")), ",.0f"),
     "entropy": (lambda run: _last(run, "policy/entropy"), ".3f"),
     "tool turns": (lambda run: _last(run, "rollout/tool_turns"), ".2f"),
     "replay fired": (_mean("replay/fired"), ".0%"),
 }
 """Column -> its value of a run and its format; `COSTS_NOTE` says what they are."""
+TOTALS = ("optimizer steps", "episodes", "seconds")
 COSTS_NOTE = (
     "Optimizer steps of the policy, episodes played and seconds of RL are sums over a run (evaluations, the cold start "
     f"and checkpoints take no part); entropy and tool turns are means of the last {WINDOW} steps; replay fired is the "

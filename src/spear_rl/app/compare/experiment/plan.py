@@ -168,7 +168,9 @@ class _Reader:
         for given in dict.fromkeys([name, *axes, *choices, *arms]):
             if not _NAME.fullmatch(given):
                 rule = "letters, digits and . _ + - (64 at most, no dot first), as it names a folder"
-                self.faults.append(f"the name {shown(given)} must be of {rule}")
+                is_file = given == name and "name" not in self.table
+                advice = "; it is the file's, so give the plan another: name = ..." if is_file else ""
+                self.faults.append(f"the name {shown(given)} must be of {rule}{advice}")
         for names in (arms, *axes.values()):
             for one, other in combinations(names, 2):
                 if one.casefold() == other.casefold():

@@ -43,6 +43,12 @@
     return { data, series, bands };
   }
 
+  // What is 0 throughout has an axis up to 1; uPlot's own would go to 100.
+  function range(plot, low, high) {
+    if (low === null) return [null, null];
+    return low === 0 && high === 0 ? [0, 1] : uPlot.rangeNum(low, high, 0.1, true);
+  }
+
   function draw(found) {
     plots.forEach((plot) => plot.destroy());
     plots = [];
@@ -63,7 +69,7 @@
       const axis = { stroke: style("--soft"), grid: { stroke: style("--line"), width: 1 }, ticks: { stroke: style("--line") } };
       plots.push(new uPlot({
         width: Math.max(figure.clientWidth - 26, 200), height: 210, series, bands,
-        axes: [axis, { ...axis, size: 56 }], scales: { x: { time: false } }, cursor: { sync: { key: chart.x || "step" } },
+        axes: [axis, { ...axis, size: 56 }], scales: { x: { time: false }, y: { range } }, cursor: { sync: { key: chart.x || "step" } },
       }, data, figure));
     }
   }
