@@ -1194,6 +1194,26 @@ def test_the_html_draws_its_curves_and_has_its_pictures_without_scripts_too(spea
     assert report.read_text().count("<noscript><figure") == len({label.partition(",")[0] for label in labels})
 
 
+@pytest.mark.skipif(not PROGRAM, reason="no Chromium is installed (Debian: apt-get install chromium)")
+def test_an_axis_of_curves_ends_near_them_and_not_at_a_hundred_where_all_are_zero(tmp_path):
+    def chart(values):
+        run = {"label": "an arm", "steps": [0, 1, 2], "series": {"": values}, "bands": {}}
+        return {"title": "tool turns", "names": [""], "runs": [run]}
+
+    content = json.dumps({"charts": [chart([0, 0, 0]), chart([2, 2, 2]), chart([0.1, 0.5, 0.2]), chart([None] * 3)]})
+    spy = "const plots = [], made = uPlot; uPlot = function (...all) { plots.push(new made(...all)); return plots.at(-1); }"
+    script = f"{asset('uPlot.min.js')};{spy}; uPlot.rangeNum = made.rangeNum;{asset('view.js')}"
+    data = f"<div id='charts'></div><script type='application/json' id='curves'>{content}</script>"
+    (tmp_path / "page.html").write_text(f"{data}<script>{script}</script>")
+    with Browser(tmp_path / "profile") as browser:
+        browser.open((tmp_path / "page.html").as_uri())
+        ends = browser.value("plots.map(plot => [plot.scales.y.min, plot.scales.y.max])")
+        assert [[end and round(end, 9) for end in pair] for pair in ends] == [
+            [0, 1], [0, 4], [0.06, 0.54], [None, None],
+        ]  # fmt: skip
+        assert browser.complaints() == []
+
+
 # Existing runs.
 
 

@@ -44,7 +44,7 @@ Families = dict[str, list[float]]
 class RunWatch:
     """A callback that warns once per kind, and again if the condition comes back after it was gone for WINDOW steps.
 
-    Each repetition doubles how long it must have been gone: a mean that swings about a threshold is told of a few times.
+    Each repetition doubles how long it must have been gone, so that a mean about a threshold is told of a few times.
 
     Its state is a function of metrics.jsonl, from which a resumed run rebuilds it.
     """
