@@ -196,6 +196,8 @@ def break_run(path, damage):
         (path / "metrics.jsonl").write_text('{"step": 0}\n{"step": \n{"step": 2}\n')
     elif damage == "no step":
         (path / "metrics.jsonl").write_text('{"step": 0}\n[1]\n')
+    elif damage == "no share":
+        (path / "eval.jsonl").write_text('{"step": 4, "success": 1e308, "low": 0.4, "high": 1.0}\n')
     elif damage == "bad eval":
         (path / "eval.jsonl").write_text('{"step": 0, "success": 0.5}\n')
     elif damage in ("bad split", "bad tasks"):
@@ -218,7 +220,8 @@ def break_run(path, damage):
         ("empty metrics", "has no metrics"),
         ("bad line", "metrics.jsonl, line 2 is not valid JSON"),
         ("no step", "metrics.jsonl, line 2 is no JSON object with a step"),
-        ("bad eval", "eval.jsonl, line 1 does not say low"),
+        ("bad eval", "eval.jsonl, line 1 does not say low as a share"),
+        ("no share", "eval.jsonl, line 1 does not say success as a share"),
         ("bad split", "eval.jsonl, the row of step 4 has no shares in solved or also"),
         ("bad tasks", "eval.jsonl, the row of step 4 has no shares in solved or also"),
         ("bad summary", "summary.json is not valid JSON"),
@@ -460,7 +463,7 @@ def test_many_arms_are_printed_whole_in_as_many_tables_as_it_takes(tmp_path, wid
     from spear_rl.io.terminal import PlainConsole
     from spear_rl.settings.names import ALGORITHM_NAMES
 
-    found = compared([write_run(tmp_path / name, name, after=0.1 + 0.05 * n) for n, name in enumerate(ALGORITHM_NAMES)])
+    found = compared([write_run(tmp_path / name, name, after=0.1 + 0.02 * n) for n, name in enumerate(ALGORITHM_NAMES)])
     console = PlainConsole(file=StringIO(), width=width)
     console.print(found)
     text = console.file.getvalue()

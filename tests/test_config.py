@@ -25,7 +25,7 @@ from spear_rl.algorithms import (
 )
 from spear_rl.app import config as configuration
 from spear_rl.app.build.training import algorithm_of
-from spear_rl.app.config import Config, documentation, load, presets, sections, to_toml
+from spear_rl.app.config import Config, documentation, load, presets, sections, to_toml, update
 from spear_rl.errors import ConfigError
 from spear_rl.functional import constant, cosine
 from spear_rl.replay import ReplayBuffer, RewardHistory
@@ -193,3 +193,9 @@ def test_broken_toml_is_named(tmp_path):
     (tmp_path / "x.toml").write_text("[run\n")
     with pytest.raises(ConfigError, match="not valid TOML"):
         load(str(tmp_path / "x.toml"))
+
+
+def test_a_setting_whose_dots_are_in_quotes_is_told_to_lose_them():
+    with pytest.raises(ConfigError) as error:
+        update(Config(), {"algorithm.name": "grpo"})
+    assert '"algorithm.name" in quotes is one name with a dot in it: write algorithm.name without' in str(error.value)

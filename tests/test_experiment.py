@@ -1201,7 +1201,7 @@ def test_an_axis_of_curves_ends_near_them_and_not_at_a_hundred_where_all_are_zer
         return {"title": "tool turns", "names": [""], "runs": [run]}
 
     content = json.dumps({"charts": [chart([0, 0, 0]), chart([2, 2, 2]), chart([0.1, 0.5, 0.2]), chart([None] * 3)]})
-    spy = "const plots = [], made = uPlot; uPlot = function (...all) { plots.push(new made(...all)); return plots.at(-1); }"
+    spy = "const plots = [], made = uPlot; uPlot = function (...a) { plots.push(new made(...a)); return plots.at(-1); }"
     script = f"{asset('uPlot.min.js')};{spy}; uPlot.rangeNum = made.rangeNum;{asset('view.js')}"
     data = f"<div id='charts'></div><script type='application/json' id='curves'>{content}</script>"
     (tmp_path / "page.html").write_text(f"{data}<script>{script}</script>")

@@ -237,7 +237,11 @@ BREAKING: dict[str, tuple[str, Callable[[int], Row], list[str], list[str]]] = {
     "easy wins": (
         "easy_wins",
         changed(replay__group_success=0.9, rollout__success=0.5),
-        ["solved 90% of theirs, all groups 50%", "rollout.group_size (it is 8)", "algorithm.imitation.max_age is"],
+        [
+            "solved 90% of theirs, all groups 50%",
+            "(it is 8) so that",
+            "or raise algorithm.imitation.max_age (it is 10)",
+        ],
         [],
     ),
     "groups are flat": (

@@ -243,8 +243,8 @@ class Rules:
             return ""
         easy = f"replay repeats easy wins: the groups of the replayed episodes solved {drawn:.0%} of theirs, all groups"
         size = f"raise rollout.group_size (it is {self._config.rollout.group_size}) so that hard tasks are won at times"
-        age = f"keep their wins longer (algorithm.imitation.max_age is {self._config.algorithm.imitation.max_age})"
-        return f"{easy} {success:.0%}: {size}, or {age}"
+        age = f"raise algorithm.imitation.max_age (it is {self._config.algorithm.imitation.max_age})"
+        return f"{easy} {success:.0%}: {size}, or {age} to keep their wins longer"
 
     def _flat_groups(self) -> str:
         flat, lost, won = (self._now(f"rollout/flat_{name}") for name in ("groups", "lost", "won"))
