@@ -140,6 +140,8 @@ def list_() -> None:
     )
     table.add_row("algorithms", ", ".join([*ALGORITHM_NAMES, "or your own: package.module:function"]))
     table.add_row("environments", ", ".join([*ENVIRONMENTS, *(f"{prefix}:ID" for prefix in ADAPTERS)]))
-    table.add_row("models", ", ".join([*FROM_SCRATCH, "smollm2", "or any transformers folder"]))
+    table.add_row(
+        "models", ", ".join([*FROM_SCRATCH, "smollm2", "a folder, adapter or GGUF file, or a hub id: owner/name"])
+    )
     table.add_row("trackers", ", ".join([*TRACKERS, "or your own: package.module:function"]))
     console.print(table)

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import json
 import os
 import re
 import shutil
@@ -52,6 +53,37 @@ def loading_reason(error: BaseException) -> str:
         return "its weights in torch's format hold more than tensors and are not read"
     second = rest.strip().partition("\n")[0]
     return f"{first} {second}" if first.endswith(":") and second else first
+
+
+def unreadable_file(folder: Path) -> str:
+    """The first file of a model's folder that cannot be read, with the reason, which loaders often say of no file."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        try:
+            if is_pointer(path):
+                return f"{path.name} is a pointer of git-lfs, not the file itself: run git lfs pull"
+            if path.suffix == ".safetensors":
+                from safetensors import safe_open
+
+                safe_open(path, "numpy")
+            elif path.name == "tokenizer.json":
+                from tokenizers import Tokenizer
+
+                Tokenizer.from_file(str(path))
+            elif path.suffix == ".json":
+                content = json.loads(path.read_text("utf-8"))
+                if path.name.endswith(".index.json"):
+                    set(content["metadata"]), set(content["weight_map"].values())
+        except Exception as error:  # readers raise many types
+            return f"{path.name} cannot be read ({loading_reason(error)}): download or save it again"
+    return ""
+
+
+def is_pointer(path: Path) -> bool:
+    """Whether git-lfs left the name of a file's content in its place, as without `git lfs pull`."""
+    start = b"version https://git-lfs"
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return file.read(len(start)) == start
+    return False
 
 
 def flush(path: Path) -> None:

@@ -18,11 +18,11 @@ from typing import Any
 from spear_rl.engines.models.gguf_settings import check_tokenizer, gguf_tokenizer, gguf_value, unread_settings
 from spear_rl.errors import ConfigError, MissingExtraError, UserError
 from spear_rl.io.cache import cache_folder
-from spear_rl.io.files import loading_reason, writing
+from spear_rl.io.files import is_pointer, loading_reason, writing
 
 _SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 """Parts that llama.cpp's gguf-split writes, each a GGUF file of its own."""
-_PIECE = re.compile(
+PIECE = re.compile(
     r"(?P<stem>.+\.gguf[-._]?(?:split|part)?[-._]?)(?P<piece>[a-z]{1,3}|\d{1,5})(?:of(?P<count>\d{1,5}))?",
     re.IGNORECASE,
 )
@@ -30,6 +30,7 @@ _PIECE = re.compile(
 
 KNOWN_HASHES = {
     "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf": "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+    "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf": "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
 }
 """Published file -> its SHA-256."""
 
@@ -97,7 +98,7 @@ def gguf_parts(path: Path) -> list[Path]:
 
 def _piece(path: Path) -> re.Match[str] | None:
     """The parts of a piece's name; letters, which may be any suffix, count if there is a first piece."""
-    found = _PIECE.fullmatch(path.name)
+    found = PIECE.fullmatch(path.name)
     if found is None or path.name.lower().endswith(".gguf"):
         return None
     first = path.with_name(f"{found['stem']}{'a' * len(found['piece'])}")
@@ -106,7 +107,7 @@ def _piece(path: Path) -> re.Match[str] | None:
 
 def _pieces(path: Path, found: re.Match[str]) -> list[Path]:
     """All pieces beside one, in order, with the names of those that must be missing."""
-    others = (_PIECE.fullmatch(file.name) for file in path.parent.iterdir())
+    others = (PIECE.fullmatch(file.name) for file in path.parent.iterdir())
     same = [other for other in others if other and other["stem"] == found["stem"] and other["count"] == found["count"]]
     if not found["piece"].isdigit():
         same = [other for other in same if len(other["piece"]) == len(found["piece"])]
@@ -269,6 +270,8 @@ def _reader(file: Path) -> Any:
     """The opened file, whole."""
     from gguf import GGUFReader
 
+    if is_pointer(file):
+        raise ConfigError(f"engine.model: {file} is a pointer of git-lfs, not the file itself: run git lfs pull")
     if _first_bytes(file) != b"GGUF":
         raise ConfigError(f"engine.model: {file} is no GGUF file: it does not begin with GGUF")
     try:

@@ -5,15 +5,19 @@ import hashlib
 import io
 import json
 import logging
+import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from spear_rl.engines.models.gguf import PIECE
 from spear_rl.errors import ConfigError, DiskError, UserError
+from spear_rl.io.cache import cache_folder, store, stored
 from spear_rl.io.files import disk_reason, loading_reason
 
 _REPO = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
@@ -22,12 +26,18 @@ _REVISION = re.compile(r"(?!.*\.\.)\w[\w./-]{0,254}", re.ASCII)
 _SHARD = re.compile(r"(?:\w[\w.-]*/)*\w[\w.-]*\.(?:safetensors|bin)", re.ASCII)
 _GGUF = re.compile(r"(?!.*mmproj).*\.gguf", re.IGNORECASE)
 _SPLIT = re.compile(r"-\d{5}(-of-\d{5}\.gguf)$", re.IGNORECASE)
+_FIRST = r"-00001\1"
+_TAGGED = re.compile(r"(?:hf:)?(?P<repo>[^:@]+/[^:@]+):(?P<tag>[\w.-]+)(?:@.*)?", re.ASCII)
 
 SMALL = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 """Configuration and tokenizer; weights come after a look at them."""
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """Files of weights in the order of preference; the shards of each are named by an index, and come before it."""
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+
+_PROXY = re.compile(r"(?:https?|all)_proxy", re.IGNORECASE)
+_NO_HUB = (json.JSONDecodeError, LookupError, AttributeError, TypeError)
+"""What huggingface_hub raises where an answer is no hub's."""
 
 _WAITS = ("connect", "read", "write", "pool")
 LARGE = 1_000_000
@@ -61,7 +71,8 @@ def hub_id(name: str, revision: str = "") -> HubId | None:
     """
     plain, at, own = name.removeprefix("hf:").partition("@")
     parts, file = plain.split("/"), ""
-    if len(parts) > 2 and parts[-1].lower().endswith(".gguf") and all(part.strip(".") for part in parts):
+    is_file = parts[-1].lower().endswith(".gguf") or PIECE.fullmatch(parts[-1])
+    if len(parts) > 2 and is_file and all(part.strip(".") for part in parts):
         plain, file = "/".join(parts[:2]), "/".join(parts[2:])
     if not _REPO.fullmatch(plain) or plain.lower().endswith((".gguf", ".git")):
         return None
@@ -92,7 +103,11 @@ def fetched(model: HubId, *, with_weights: bool = True, with_code: bool = False)
         with_code: Python files too.
     """
     if model.file:
-        file = _download(model, [_SPLIT.sub(r"-*\1", model.file)], nested=True) / model.file
+        first, piece = _SPLIT.sub(_FIRST, model.file), PIECE.fullmatch(model.file)
+        if model.file != first:
+            raise ConfigError(f"engine.model: {model.model} is not the first of its parts: name {model.repo}/{first}")
+        pattern = f"{piece['stem']}*" if piece else _SPLIT.sub(r"-*\1", model.file)
+        file = _download(model, [pattern], nested=True) / model.file
         if not file.is_file():
             raise ConfigError(f"engine.model: {model.model} is no file of {model.repo} on the hub")
         return file
@@ -129,19 +144,38 @@ def _weights(folder: Path) -> Iterator[Sequence[str]]:
         yield [whole]
 
 
+def refuse_tag(name: str, revision: str = "") -> None:
+    """Refuse "owner/name:Q4_K_M", by which other programs choose a GGUF file, and list the files that it may mean."""
+    found = _TAGGED.fullmatch(name)
+    model = hub_id(found["repo"], revision) if found else None
+    if found and model:
+        files = [file for file in _files(model) if _GGUF.fullmatch(file) and found["tag"].lower() in file.lower()]
+        raise ConfigError(f"engine.model: {name} names no file: write owner/name/file.gguf{_such_as(model, files)}")
+
+
 def _refuse_gguf(model: HubId) -> None:
     """Refuse a repository that holds only GGUF files, and list some of them, if the hub answers."""
-    from huggingface_hub import HfApi
-
-    files: list[str] = []
-    with contextlib.suppress(Exception), _bounded_waits():  # what comes next says what is wrong
-        files = HfApi().list_repo_files(model.repo, revision=_commits.get(str(model)) or model.revision or None)
+    files = _files(model)
     if any(name.endswith(".safetensors") or "pytorch_model" in name for name in files):
         return
-    found = {_SPLIT.sub(r"-00001\1", name) for name in files if _GGUF.fullmatch(name)}
+    if names := _such_as(model, filter(_GGUF.fullmatch, files)):
+        raise ConfigError(f"engine.model: {model} on the hub holds only GGUF files: name one{names}")
+
+
+def _files(model: HubId) -> list[str]:
+    """The files of a repository; none if the hub does not answer: what comes next says what is wrong."""
+    from huggingface_hub import HfApi
+
+    with contextlib.suppress(Exception), _bounded_waits():
+        return HfApi().list_repo_files(model.repo, revision=_commits.get(str(model)) or model.revision or None)
+    return []
+
+
+def _such_as(model: HubId, files: Iterable[str]) -> str:
+    """Names of some GGUF files, each by its first part, as a user writes them."""
     revision = f"@{model.revision}" if model.revision else ""
-    if names := ", ".join(f"{model.repo}/{name}{revision}" for name in sorted(found)[:4]):
-        raise ConfigError(f"engine.model: {model} on the hub holds only GGUF files: name one, such as {names}")
+    names = sorted({f"{model.repo}/{_SPLIT.sub(_FIRST, file)}{revision}" for file in files})
+    return f", such as {', '.join(names[:4])}" if names else ""
 
 
 def _download(model: HubId, patterns: Sequence[str], *, nested: bool = False) -> Path:
@@ -154,33 +188,34 @@ def _download(model: HubId, patterns: Sequence[str], *, nested: bool = False) ->
         revision = _commits.get(key) or model.revision or None
         options: dict[str, Any] = {"allow_patterns": list(patterns), "ignore_patterns": ignored}
         options |= {"tqdm_class": _progress_lines(model), "library_name": "spear-rl"}
-        known = _files(revision, model)
         folder = Path(snapshot_download(model.repo, revision=revision, **options))
     if COMMIT.fullmatch(folder.name):
         _commits[key] = folder.name
     for path in folder.rglob("*") if folder.is_dir() else ():
-        if path.suffix in (".safetensors", ".bin", ".gguf") and path.relative_to(folder) not in known:
+        name = str(path.relative_to(folder))
+        is_large = name.endswith((".safetensors", ".bin")) or ".gguf" in name.lower()
+        if is_large and any(fnmatch(name, pattern) for pattern in patterns):
             _check_hash(path, model)
     return folder
 
 
-def _files(revision: str | None, model: HubId) -> set[Path]:
-    """The files that the cache already has of a commit."""
-    from huggingface_hub import constants
-
-    if not revision or not COMMIT.fullmatch(revision):
-        return set()
-    home = Path(constants.HF_HUB_CACHE) / f"models--{model.repo.replace('/', '--')}" / "snapshots" / revision
-    return {path.relative_to(home) for path in home.rglob("*")} if home.is_dir() else set()
-
-
 def _check_hash(path: Path, model: HubId) -> None:
-    """Refuse, and delete, a download whose content is not what the cache names it by: its SHA-256."""
+    """Refuse, and delete, a download whose content is not what the cache names it by: its SHA-256.
+
+    Hashing takes seconds per 10 GB, so the size and time of a file that was right are kept, and it is not read again.
+    """
     blob = path.resolve()
     if not re.fullmatch(r"[0-9a-f]{64}", blob.name):
         return
-    with blob.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    note = cache_folder() / "hashed" / f"{hashlib.sha256(str(blob).encode()).hexdigest()}.json"
+    try:
+        state = [blob.stat().st_size, blob.stat().st_mtime_ns]
+        if stored(note) == state:
+            return
+        with blob.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:  # which loading meets too, and explains
+        return
     if digest != blob.name:
         way_out = "and was deleted: give the command again"
         try:
@@ -189,6 +224,7 @@ def _check_hash(path: Path, model: HubId) -> None:
         except OSError as error:  # of a cache that others own
             way_out = f"and cannot be deleted ({disk_reason(error)}): set HF_HOME to another place"
         raise ConfigError(f"engine.model: {path.name} of {model} arrived damaged (its SHA-256 is wrong) {way_out}")
+    store(note, state)
 
 
 def _progress_lines(model: HubId) -> Any:
@@ -274,6 +310,8 @@ def _explained(error: BaseException, model: HubId) -> UserError:
     from huggingface_hub import constants, errors, get_token
 
     start, hub = f"engine.model: {model}", constants.ENDPOINT
+    proxies = ", ".join(name for name in sorted(os.environ) if _PROXY.fullmatch(name) and os.environ[name])
+    proxy = f" and the proxy ({proxies})" if proxies else ""
     if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, errors.HfHubHTTPError):
         error = error.__cause__
     try:
@@ -299,14 +337,15 @@ def _explained(error: BaseException, model: HubId) -> UserError:
     if status == 403:
         return ConfigError(f"{start}: the hub forbids access (403): the token lacks the permission to read it")
     if status:
-        return ConfigError(f"{start}: the hub ({hub}) answered with status {status}: try again later")
+        way = "try again later" if status in (408, 429) or status >= 500 else f"check HF_ENDPOINT{proxy}"
+        return ConfigError(f"{start}: the hub ({hub}) answered with status {status}: {way}")
     if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
         if constants.is_offline_mode() if hasattr(constants, "is_offline_mode") else constants.HF_HUB_OFFLINE:
             place = constants.HF_HUB_CACHE
             return ConfigError(f"{start} is no folder here, and not, or not whole, in {place}: unset HF_HUB_OFFLINE")
         missing = f"{start} is no folder here and not, or not whole, in the cache"
         cause = f" ({loading_reason(error.__cause__)})" if error.__cause__ else ""
-        return ConfigError(f"{missing}, and the hub ({hub}) cannot be reached: check the network{cause}")
+        return ConfigError(f"{missing}, and the hub ({hub}) cannot be reached: check the network{proxy}{cause}")
     reason = loading_reason(error)
     if isinstance(error, UnicodeEncodeError):
         return ConfigError(f"{start}: HF_TOKEN, or the stored token, holds characters that no token has: set it anew")
@@ -315,7 +354,9 @@ def _explained(error: BaseException, model: HubId) -> UserError:
         return DiskError(f"the download of {model} cannot be written to {place}: {disk_reason(error)}")
     if isinstance(error, errors.HFValidationError):
         return ConfigError(f"{start} cannot be a name of the hub: {reason}")
-    if isinstance(error, json.JSONDecodeError) or type(error).__name__ in ("UnsupportedProtocol", "InvalidURL"):
-        way = "set HF_ENDPOINT to the hub's address, or log in to the network"
-        return ConfigError(f"{start}: {hub} does not answer as a hub ({reason}): {way}")
+    if proxies and "proxy" in reason.lower():
+        return ConfigError(f"{start}: the proxy cannot be used ({reason}): correct or unset {proxies}")
+    if isinstance(error, _NO_HUB) or type(error).__name__ in ("UnsupportedProtocol", "InvalidURL"):
+        way = f"set HF_ENDPOINT to the hub's address, or log in to the network{proxy and ', or check'}{proxy[4:]}"
+        return ConfigError(f"{start}: {hub or repr(hub)} does not answer as a hub ({reason}): {way}")
     return ConfigError(f"{start}: the download broke off ({reason}): give the command again, whole files are kept")

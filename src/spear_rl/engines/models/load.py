@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from spear_rl.engines.models.gguf import is_gguf, read_gguf
-from spear_rl.engines.models.hub import COMMIT, fetched, hub_id, used_commits
+from spear_rl.engines.models.hub import COMMIT, fetched, hub_id, refuse_tag, used_commits
 from spear_rl.engines.models.lora import ADAPTER, adapter_in_folder, adapter_origin, is_adapter, merged, untie
 from spear_rl.engines.models.smollm2 import smollm2
 from spear_rl.engines.models.tiny import FROM_SCRATCH, TINY_SIZES, TINY_VISION, tiny_model, tiny_tokenizer
 from spear_rl.engines.models.tiny_vision import tiny_processor, tiny_vision_model
 from spear_rl.errors import ConfigError, MissingExtraError, UserError
 from spear_rl.io.escaping import in_words
-from spear_rl.io.files import loading_reason
+from spear_rl.io.files import loading_reason, unreadable_file
 from spear_rl.settings.names import loaded
 from spear_rl.settings.ranges import nearest
 
@@ -83,8 +83,10 @@ def located(name: str, revision: str = "", *, with_weights: bool = True, with_co
         if Path(name).is_dir() or is_model:
             return Path(name)
         raise ConfigError(f"engine.model: {name} is neither a model's folder nor a GGUF file")
-    if "://" in name:
-        raise ConfigError(f"engine.model: {name[:300]} is an address: name a model of the hub by its id, owner/name")
+    if "://" in name or name.startswith(("hf.co/", "huggingface.co/")):
+        way = "name a model of the hub by its id, owner/name, or a GGUF file in it, owner/name/file.gguf"
+        raise ConfigError(f"engine.model: {name[:300]} is an address: {way}")
+    refuse_tag(name, revision)
     model = hub_id(name, revision)
     others = f"built-in: {', '.join(BUILT_IN)}; or your own: package.module:function"
     unknown = f"engine.model: {name[:300]!r} is no folder and no built-in model{nearest(name, BUILT_IN)}; {others}"
@@ -92,7 +94,7 @@ def located(name: str, revision: str = "", *, with_weights: bool = True, with_co
     if is_local and name.lower().endswith(".gguf"):
         raise ConfigError(f"engine.model: there is no file {name}")
     if model is None:
-        raise ConfigError(f"{unknown}; or a model of the hub: owner/name")
+        raise ConfigError(f"{unknown}; or of the hub: owner/name, owner/name/file.gguf")
     try:
         place = fetched(model, with_weights=False, with_code=with_code)
         if with_weights and not model.file:
@@ -119,7 +121,8 @@ def _model_at(place: Path, trust_remote_code: bool, above: tuple[Path, ...]) -> 
 
 def is_function(name: str) -> bool:
     """Whether engine.model names a user's own function, `package.module:function`."""
-    return ":" in name and "://" not in name and not name.startswith("hf:") and not Path(name).exists()
+    module, colon, _ = name.partition(":")
+    return bool(colon) and module != "hf" and "/" not in module and "://" not in name and not Path(name).exists()
 
 
 def model_from_function(name: str, *, seed: int) -> tuple[Any, Any]:
@@ -182,7 +185,7 @@ def model_in_folder(folder: Path, *, trust_remote_code: bool = False) -> tuple[A
         raise MissingExtraError(f"engine.model: {folder} needs a package: {way}") from error
     except Exception as error:  # loaders raise many types
         first = str(error).partition("\n")[0]
-        if "tokenizer" in first.lower() and "trust_remote_code" not in str(error):
+        if "tokenizer" in first.lower() and "trust_remote_code" not in str(error) and not unreadable_file(folder):
             raise ConfigError(f"engine.model: {folder} has no tokenizer that transformers can read") from error
         raise loading_error(folder, error, "does not load as a transformers model") from error
     for name, own, expected in sorted(info["mismatched_keys"])[:1]:
@@ -201,7 +204,7 @@ def model_in_folder(folder: Path, *, trust_remote_code: bool = False) -> tuple[A
 
 def _check_writes_text(name: Path | str, folder: Path) -> None:
     """Refuse what is no causal language model, or has no tokenizer, by its configuration, before weights are read."""
-    config = _config_in(folder)
+    config = _object_in(folder, "config.json", name)
     named = config.get("architectures")
     kind, is_pair = str(named[0]) if isinstance(named, list) and named else "", bool(config.get("is_encoder_decoder"))
     only = "only causal language models train here"
@@ -216,6 +219,14 @@ def _check_writes_text(name: Path | str, folder: Path) -> None:
     ]
     if not files:
         raise ConfigError(f"engine.model: {name} has no tokenizer: add tokenizer.json and tokenizer_config.json")
+    if all(path.suffix == ".model" for path in files) and _needs_sentencepiece(files[0]):
+        way = "pip install sentencepiece protobuf"
+        raise MissingExtraError(f"engine.model: {name} has a tokenizer of sentencepiece and no tokenizer.json: {way}")
+
+
+def _needs_sentencepiece(file: Path) -> bool:
+    """Whether a tokenizer's file is one of sentencepiece, by its first byte, and the package is missing."""
+    return find_spec("sentencepiece") is None and file.read_bytes()[:1] == b"\n"
 
 
 def check_config(name: Path | str, folder: Path) -> None:
@@ -223,7 +234,13 @@ def check_config(name: Path | str, folder: Path) -> None:
     if not (folder / "config.json").is_file():
         way = f"; the hub's model is hf:{name}" if "/" in str(name) and hub_id(str(name)) else ""
         raise ConfigError(f"engine.model: {name} has no config.json, so it is no folder of a model{way}")
-    quantised = _config_in(folder).get("quantization_config")
+    _object_in(folder, "tokenizer_config.json", name)
+    ends = _object_in(folder, "generation_config.json", name).get("eos_token_id")
+    if any(type(end) is not int for end in (ends if isinstance(ends, list) else [ends])) and ends is not None:
+        raise ConfigError(
+            f"engine.model: {name}: eos_token_id in generation_config.json is {ends!r}, no token's number"
+        )
+    quantised = _object_in(folder, "config.json", name).get("quantization_config")
     method = quantised.get("quant_method", "by an unnamed method") if isinstance(quantised, dict) else ""
     if quantised and method not in _DEQUANTISED:
         raise ConfigError(
@@ -232,13 +249,18 @@ def check_config(name: Path | str, folder: Path) -> None:
         )
 
 
-def _config_in(folder: Path) -> dict[str, Any]:
-    """A model's configuration; empty where it cannot be read, of which transformers says why."""
-    try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
+def _object_in(folder: Path, file: str, name: Path | str) -> dict[str, Any]:
+    """The JSON object in a small file of a model; empty without the file. transformers ignores some damaged ones."""
+    if not (folder / file).is_file():
         return {}
-    return config if isinstance(config, dict) else {}
+    try:
+        content = json.loads((folder / file).read_text("utf-8"))
+        if isinstance(content, dict):
+            return content
+        reason = "it holds no JSON object"
+    except (OSError, ValueError, RecursionError) as error:
+        reason = loading_reason(error)
+    raise ConfigError(f"engine.model: {name}: {file} cannot be read ({reason}): download or save it again")
 
 
 def loading_error(folder: Path | str, error: Exception, what: str) -> ConfigError:
@@ -248,7 +270,7 @@ def loading_error(folder: Path | str, error: Exception, what: str) -> ConfigErro
             f"engine.model: {folder} brings Python code of its own (auto_map in its files), which is not run; read "
             "that code, and set engine.trust_remote_code=true only if you trust it"
         )
-    return ConfigError(f"engine.model: {folder} {what}: {loading_reason(error)}")
+    return ConfigError(f"engine.model: {folder} {what}: {unreadable_file(Path(folder)) or loading_reason(error)}")
 
 
 def _from_pretrained(folder: Path, trust_remote_code: bool, kind: Any, **options: Any) -> Any:
@@ -312,7 +334,9 @@ def model_under_adapter(
     except UserError as error:
         reason = str(error).removeprefix("engine.model: ")
         base = name.removeprefix("hf:")
-        raise ConfigError(f"engine.model: the adapter in {folder} needs its base model {base}: {reason}") from error
+        moved = f"; if it was moved, correct base_model_name_or_path in {ADAPTER}" if "is no folder" in reason else ""
+        said = f"engine.model: the adapter in {folder} needs its base model {base}: {reason}{moved}"
+        raise ConfigError(said) from error
     model, tokenizer = _model_at(place, trust_remote_code, (*above, folder.resolve()))
     is_text = not hasattr(tokenizer, "image_processor")
     if is_text and (folder / "tokenizer_config.json").is_file():

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from spear_rl.engines.models.hub import ADAPTER_WEIGHTS
 from spear_rl.errors import ConfigError, MissingExtraError
-from spear_rl.io.files import loading_reason
+from spear_rl.io.files import loading_reason, unreadable_file
 
 ADAPTER = "adapter_config.json"
 """The file that an adapter's folder has and a model's has not."""
@@ -64,7 +64,8 @@ def adapter_in_folder(model: Any, folder: Path) -> Any:
             keys = adapter.load_adapter(folder, "default", is_trainable=True)  # says which; the first time does not
     except Exception as error:  # loaders raise many types
         name = type(model).__name__
-        raise ConfigError(f"the adapter in {folder} does not load onto {name}: {loading_reason(error)}") from error
+        reason = unreadable_file(folder) or loading_reason(error)
+        raise ConfigError(f"the adapter in {folder} does not load onto {name}: {reason}") from error
     extra = [key for key in keys.unexpected_keys if "lora_" in key]
     said = "lacks weights that its {} asks for" if keys.missing_keys else "has weights that its {} does not ask for"
     if names := keys.missing_keys or extra:
