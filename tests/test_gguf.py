@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -129,8 +130,9 @@ def write(
             writer.add_uint32(f"tokenizer.ggml.{name}", token)
         writer.add_chat_template(CHAT)
         for name, value in list(own.items()):
-            adds = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}[type(value)]
-            adds(name, value)
+            adds = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}
+            adds |= {bool: writer.add_bool, list: writer.add_array}
+            adds[type(value)](name, value)
     for name, (value, kind_of_tensor) in tensors.items():
         writer.add_tensor(name, value, raw_dtype=kind_of_tensor)
     writer.write_header_to_file()
@@ -338,14 +340,41 @@ def test_digits_are_split_one_by_one_where_the_familys_tokenizer_does_so(tmp_pat
         assert has_segments(backend)
 
 
-@pytest.mark.parametrize("left_out", ["model", "tokens", "merges"])
-def test_a_file_without_a_whole_tokenizer_says_so(tmp_path, monkeypatch, left_out):
+def leave_out(key: str, monkeypatch) -> None:
+    """Have no key of that name written."""
+
     class Without(gguf.GGUFWriter):
-        def add_key_value(self, key, *rest):
-            if key != f"tokenizer.ggml.{left_out}":
-                super().add_key_value(key, *rest)
+        def add_key_value(self, name, *rest):
+            if name != key:
+                super().add_key_value(name, *rest)
 
     monkeypatch.setattr(gguf, "GGUFWriter", Without)
+
+
+@pytest.mark.parametrize(("prefix", "expected"), [(True, ["\u2581hi"] * 2), (False, ["hi", "\u2581hi"])])
+def test_a_text_begins_with_a_blank_where_the_file_of_a_sentencepiece_model_says_so(
+    tmp_path, monkeypatch, prefix, expected
+):
+    from transformers import AutoTokenizer
+
+    table = ["<unk>", "<s>", "</s>", "\u2581", "h", "i", "hi", "\u2581hi", *SPECIAL, "<tool>"]
+    monkeypatch.setattr(sys.modules[__name__], "vocabulary", lambda: table)
+    leave_out("tokenizer.ggml.merges", monkeypatch)
+    scores = [-float(n) for n in range(len(table))]
+    keys = {"model": "llama", "pre": "default", "scores": scores, "add_space_prefix": prefix}
+    tensors = tensors_of(plain_model("llama", tied=True), "llama", head=False)
+    keys = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
+    _, tokenizer = loaded(write(tmp_path / "m.gguf", "llama", tensors, keys=keys))
+    tokenizer.save_pretrained(tmp_path / "saved")
+    for own in (tokenizer, AutoTokenizer.from_pretrained(tmp_path / "saved")):
+        assert own.tokenize("hi hi") == expected
+        assert own.decode(own.encode("hi hi")) == "hi hi"
+        assert (own.decode(own.encode(" hi")) == " hi") is not prefix, "one blank is taken for the added one"
+
+
+@pytest.mark.parametrize("left_out", ["model", "tokens", "merges"])
+def test_a_file_without_a_whole_tokenizer_says_so(tmp_path, monkeypatch, left_out):
+    leave_out(f"tokenizer.ggml.{left_out}", monkeypatch)
     path = write(tmp_path / "m.gguf", "qwen2", tensors_of(plain_model("qwen2", tied=True), "qwen2", head=False))
     with pytest.raises(ConfigError, match=r"m\.gguf has no whole tokenizer: take a file that has one$"):
         loaded(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -18,7 +19,7 @@ import torch
 from local_hub import Hub, serving
 from spear_rl.engines.models import hub as hub_module
 from spear_rl.engines.models.hub import HubId, fetched, hub_id, pin, used_commits
-from spear_rl.engines.models.load import model_by_name
+from spear_rl.engines.models.load import is_function, model_by_name
 from spear_rl.engines.models.tiny import tiny_model
 from spear_rl.errors import ConfigError, DiskError, MissingExtraError, UserError
 
@@ -38,6 +39,7 @@ def hub(tmp_path, monkeypatch):
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
         monkeypatch.delenv("HF_TOKEN", raising=False)
+        monkeypatch.setenv("SPEAR_RL_CACHE", str(tmp_path / "cache"))
         pin({})
         yield hub
         pin({})
@@ -242,6 +244,9 @@ def test_an_adapter_without_its_base_says_so(hub, tmp_path, tokenizer):
     adapter_of("owner/gone", tmp_path / "adapter", tokenizer)
     with pytest.raises(ConfigError, match=r"needs its base model owner/gone: .*no model of the hub"):
         loaded(tmp_path / "adapter")
+    adapter_of(str(tmp_path / "moved"), tmp_path / "left", tokenizer)
+    with pytest.raises(ConfigError, match=r"if it was moved, correct base_model_name_or_path in adapter_config.json$"):
+        loaded(tmp_path / "left")
     adapter_of("owner/circle", tmp_path / "circle", tokenizer)
     hub.add("owner/circle", tmp_path / "circle")
     with pytest.raises(ConfigError, match="lies on itself"):
@@ -255,6 +260,8 @@ FAULTS = {
     "bad_token": r"the hub forbids access without a token \(401\): set HF_TOKEN, or log in",
     "403": r"the hub forbids access without a token \(403\): set HF_TOKEN, or log in",
     "404": r"no model of the hub",
+    "407": r"answered with status 407: check HF_ENDPOINT",
+    "503": r"answered with status 503: try again later",
     "gated_files": r"is gated: accept its terms",
     "damaged": r"model.safetensors of owner/name arrived damaged .* give the command again",
 }
@@ -270,6 +277,42 @@ def test_what_the_hub_refuses_is_one_sentence(hub, folder, fault):
     hub.faults.clear()
     pin({})
     assert torch.equal(logits(loaded("owner/name")), plain(folder)), "afterwards all is well"
+
+
+def test_weights_are_hashed_once_and_anew_when_they_change(hub, folder, monkeypatch):
+    hashed = []
+
+    def digest(file, kind):
+        hashed.append(Path(file.name).name)
+        return own(file, kind)
+
+    own = hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", digest)
+    commit = hub.add("owner/name", folder)
+    for name in ("owner/name", "owner/name", "owner/name@main", f"owner/name@{commit}"):
+        pin({})
+        loaded(name)
+    assert len(hashed) == 1
+    [snapshot] = (folder.parent / "hub-cache").rglob("model.safetensors")
+    snapshot.resolve().write_bytes(snapshot.read_bytes()[:-1] + b"x")
+    with pytest.raises(ConfigError, match="arrived damaged"):
+        loaded("owner/name")
+    assert len(hashed) == 2
+    monkeypatch.setenv("SPEAR_RL_CACHE", "/dev/null/none")
+    for _ in range(2):
+        loaded("owner/name")
+    assert len(hashed) == 4, "where nothing can be kept, weights are hashed at each start"
+
+
+def test_weights_that_were_not_asked_for_are_not_hashed(hub, folder, monkeypatch):
+    hub.add("owner/name", folder)
+    loaded("owner/name")
+    [snapshot] = (folder.parent / "hub-cache").rglob("model.safetensors")
+    other = snapshot.resolve().with_name("0" * 64)
+    other.write_bytes(b"another format")
+    (snapshot.parent / "pytorch_model.bin").symlink_to(other)
+    (snapshot.parent / "gone.safetensors").symlink_to(other.with_name("1" * 64))
+    assert torch.equal(logits(loaded("owner/name")), plain(folder))
 
 
 def test_a_damaged_file_in_a_cache_of_others_is_one_sentence(hub, folder, monkeypatch):
@@ -296,6 +339,37 @@ def test_a_wrong_name_is_told_with_the_built_in_ones(hub):
             loaded(name)
     asked = {path.removeprefix("/api/models/") for _, path, _ in hub.requests if path.startswith("/api/models/")}
     assert {path.partition("/revision")[0] for path in asked} == {"tinny", "owner/nothing"}
+
+
+@pytest.mark.parametrize("name", ["hf.co/owner/name", "huggingface.co/owner/name:Q4_K_M", "https://hf.co/owner/name"])
+def test_an_address_is_told_how_to_be_a_name(hub, name):
+    with pytest.raises(ConfigError, match=r"is an address: name a model of the hub by its id, owner/name, or a GGUF"):
+        loaded(name)
+    assert not is_function(name)
+    assert not hub.requests
+
+
+def test_a_kind_of_gguf_file_is_answered_with_the_files_it_may_mean(hub, tmp_path):
+    names = ["a-Q4_K_M.gguf", "Q8/a-q8_0-00001-of-00002.gguf", "Q8/a-q8_0-00002-of-00002.gguf", "mmproj-Q8_0.gguf"]
+    for name in names:
+        (tmp_path / "files" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "files" / name).write_bytes(b"GGUF")
+    hub.add("owner/files", tmp_path / "files")
+    start = "names no file: write owner/name/file.gguf"
+    for name, said in (
+        ("owner/files:Q4_K_M", f"{start}, such as owner/files/a-Q4_K_M.gguf$"),
+        ("hf:owner/files:Q8_0", f"{start}, such as owner/files/Q8/a-q8_0-00001-of-00002.gguf$"),
+        ("owner/files:latest", f"{start}$"),
+        ("owner/none:Q4_K_M", f"{start}$"),
+    ):
+        assert not is_function(name)
+        with pytest.raises(ConfigError, match=said):
+            loaded(name)
+    assert not hub.downloads()
+    assert is_function("package.module:make")
+    with pytest.raises(ConfigError, match=r"is not the first of its parts: name owner/files/Q8/a-q8_0-00001-of-00002"):
+        loaded("owner/files/Q8/a-q8_0-00002-of-00002.gguf")
+    assert not hub.downloads()
 
 
 def test_a_home_folder_is_found_by_every_command(folder, tmp_path, monkeypatch):
@@ -410,6 +484,40 @@ def test_a_server_that_is_no_hub_is_one_sentence(hub, monkeypatch, endpoint):
         monkeypatch.setattr(constants, "ENDPOINT", endpoint)
     with pytest.raises(ConfigError, match=r"does not answer as a hub \(.*\): set HF_ENDPOINT to the hub's address"):
         loaded("owner/name")
+
+
+@pytest.mark.parametrize("answer", [{}, [], None, {"id": "owner/name", "sha": "0" * 40, "siblings": [1]}])
+def test_an_answer_that_is_no_hubs_is_one_sentence(hub, folder, monkeypatch, answer):
+    hub.add("owner/name", folder)
+    monkeypatch.setattr("local_hub.json.dumps", lambda _: str(answer).replace("'", '"').replace("None", "null"))
+    with pytest.raises(ConfigError, match=r"does not answer as a hub \(.*\): set HF_ENDPOINT to the hub's address"):
+        loaded("owner/name")
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("socks5://127.0.0.1:9", r"the proxy cannot be used \(.*socksio.*\): correct or unset HTTP_PROXY$"),
+        ("ftp://127.0.0.1:9", r"the proxy cannot be used \(.*\): correct or unset HTTP_PROXY$"),
+        ("http://127.0.0.1:9", r"cannot be reached: check the network and the proxy \(HTTP_PROXY\) \(.*refused\)$"),
+        ("http://[::1", r"does not answer as a hub \(.*\): .*, or check the proxy \(HTTP_PROXY\)$"),
+    ],
+)
+def test_a_proxy_that_cannot_be_used_is_named(hub, monkeypatch, address, said):
+    from huggingface_hub import close_session
+
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setenv("HTTP_PROXY", address)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    close_session()
+    try:
+        with pytest.raises(ConfigError, match=said):
+            loaded("owner/name")
+    finally:
+        close_session()
 
 
 def test_a_hub_that_never_answers_is_given_up(hub, folder, monkeypatch):
@@ -660,8 +768,15 @@ def test_a_gguf_file_of_the_hub_is_downloaded_with_its_parts_and_nothing_else(hu
     model, folder = plain_model("qwen2", tied=True), tmp_path / "files"
     parts = in_parts(folder / "sub", model)
     write(folder / "whole.gguf", "qwen2", tensors_of(model, "qwen2", head=False))
+    whole, pieces = (folder / "whole.gguf").read_bytes(), ["cut.gguf-split-a", "cut.gguf-split-b"]
+    (folder / pieces[0]).write_bytes(whole[:5000])
+    (folder / pieces[1]).write_bytes(whole[5000:])
     hub.add("owner/files-GGUF", folder)
-    for name, files in (("whole.gguf", ["whole.gguf"]), (f"sub/{parts[0].name}", [part.name for part in parts])):
+    for name, files in (
+        ("whole.gguf", ["whole.gguf"]),
+        (f"sub/{parts[0].name}", [part.name for part in parts]),
+        (pieces[0], pieces),
+    ):
         hub.requests.clear()
         own = model_by_name(f"owner/files-GGUF/{name}", texts=list, seed=0)[0]
         assert torch.allclose(logits_of(own), logits_of(model), atol=1e-5)

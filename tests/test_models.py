@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 from functools import partial
 from importlib.util import find_spec
@@ -74,6 +75,57 @@ def engine_in(folder: Path):
     from spear_rl.app.config import load
 
     return engine_of(load(None, ["task.env=lookup", "engine.model=tiny", "run.threads=1"]), folder=folder)
+
+
+@pytest.fixture
+def folder(tokenizer, tmp_path):
+    place = tmp_path / "model"
+    tiny_model("tiny-xs", tokenizer).save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    return place
+
+
+QUIET = ["config.json", "tokenizer_config.json", "generation_config.json"]
+"""Files whose damage transformers ignores, or tells without their name."""
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", "\ufeff{}"])
+@pytest.mark.parametrize("file", [*QUIET, "tokenizer.json", "model.safetensors.index.json", "model.safetensors"])
+def test_a_file_that_cannot_be_read_is_named(folder, file, content):
+    if file.endswith("index.json"):
+        (folder / "model.safetensors").unlink()
+    (folder / file).write_text(content)
+    with pytest.raises(ConfigError, match=rf"{file} cannot be read \(.*\): download or save it again$") as caught:
+        model_in_folder(folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "model.gguf"])
+def test_a_pointer_of_git_lfs_is_named(folder, file):
+    (folder / file).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(ConfigError, match=rf"{file} is a pointer of git-lfs, not the file itself: run git lfs pull$"):
+        model_by_name(str(folder / file if file == "model.gguf" else folder), texts=list, seed=0)
+
+
+@pytest.mark.parametrize("end", ["x", [[1]], 1.5, [1, None], True])
+def test_an_end_token_that_is_no_number_is_refused(folder, end):
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
+    with pytest.raises(ConfigError, match=r"eos_token_id in generation_config.json is .*, no token's number$"):
+        model_in_folder(folder)
+
+
+@pytest.mark.parametrize(("start", "is_one"), [(b"\n\x0e\n\x05<unk>", True), (b"IQ== 0\n", False)])
+def test_a_tokenizer_that_needs_sentencepiece_says_so(folder, monkeypatch, start, is_one):
+    from spear_rl.engines.models import load
+
+    monkeypatch.setattr(load, "find_spec", lambda name: None if name == "sentencepiece" else name)
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.model").write_bytes(start)
+    with pytest.raises(UserError) as caught:
+        model_in_folder(folder)
+    said = "has a tokenizer of sentencepiece and no tokenizer.json: pip install sentencepiece protobuf"
+    assert str(caught.value).endswith(said) is is_one
+    assert "\n" not in str(caught.value)
 
 
 def test_weights_that_are_not_numbers_are_refused(tokenizer, tmp_path):

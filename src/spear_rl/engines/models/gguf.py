@@ -162,6 +162,8 @@ def _one_sentence(path: Path) -> Iterator[None]:
     except UserError:
         raise
     except OSError as error:
+        if isinstance(error.__context__, ValueError):  # transformers, of bytes that are no text: "no valid JSON file"
+            raise ConfigError(f"engine.model: {path} is damaged ({error.__context__}): download it again") from error
         raise ConfigError(f"engine.model: {path} cannot be read: {error.strerror or error}") from error
     except Exception as error:  # readers raise many types
         raise ConfigError(f"engine.model: {path} does not load as a GGUF model: {loading_reason(error)}") from error

@@ -109,8 +109,9 @@ def check_tokenizer(file: Path, reader: Any) -> None:
 
 def gguf_tokenizer(file: Path, reader: Any) -> tuple[Any, list[int] | None]:
     """(tokenizer, ids that end an answer), by the file's own table of tokens."""
+    from tokenizers import decoders
     from tokenizers.normalizers import NFC
-    from tokenizers.pre_tokenizers import ByteLevel, Digits
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Metaspace
     from tokenizers.pre_tokenizers import Sequence as Stages
     from transformers import AddedToken, AutoTokenizer
 
@@ -137,5 +138,10 @@ def gguf_tokenizer(file: Path, reader: Any) -> tuple[Any, list[int] | None]:
     if words in SINGLE_DIGITS:
         split = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
         tokenizer.backend_tokenizer.pre_tokenizer = Stages(split)
+    has_prefix = gguf_value(reader, "tokenizer.ggml.add_space_prefix") is not False
+    if not has_prefix and isinstance(tokenizer.backend_tokenizer.pre_tokenizer, Metaspace):  # one of sentencepiece
+        tokenizer.backend_tokenizer.pre_tokenizer = Metaspace(prepend_scheme="never", split=False)
+        steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+        tokenizer.backend_tokenizer.decoder = decoders.Sequence(steps)
     tokenizer.chat_template = gguf_value(reader, "tokenizer.chat_template") or tokenizer.chat_template
     return tokenizer, ends or None
