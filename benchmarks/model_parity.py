@@ -2,10 +2,10 @@
 
     python benchmarks/model_parity.py models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf [--work FOLDER]
 
-Token ids on odd texts and chat prompts are compared with a tokenizer that transformers makes of the file's table, and
-logits on chat prompts with those of plain transformers: of the file, its pieces, its parts, a folder saved from it, that
-folder on a local hub, and an adapter on each end. Needs `spear-rl[gguf,lora]`, 10 GB of memory and disk space for 7
-times the file.
+Token ids on odd texts and chat prompts are compared with those of a tokenizer that transformers makes of the file's
+table, and logits on chat prompts with those of plain transformers: of the file, its pieces, its parts, a folder saved
+from it in bfloat16, that folder on a local hub, and an adapter on each. Needs `spear-rl[gguf,lora]`, 10 GB of memory
+and disk space for 7 times the file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import os
 import random
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ CHATS = [
         {"role": "assistant", "content": "```python\nprint(12345 * 67)\n```"},
         {"role": "user", "content": "827115"},
     ],
-    [{"role": "user", "content": "Grüße, 世界! e\u0301 and é, 👩‍👩‍👧, \u202bשלום\u202c"}],
+    [{"role": "user", "content": "Grüße, 世界! e\u0301 and é, 👩‍👩‍👧, \u202b\u05e9\u05dc\u202c"}],
     [SYSTEM, {"role": "user", "content": "def f(x):\n\treturn  x**2   # \t\t 1000000\r\n" * 8}],
 ]
 TEXTS = [
@@ -47,7 +46,7 @@ TEXTS = [
     "e\u0301 é ﬁ Å Å ㎏ ① ½", "naïve Ελλάδα Привет 你好,世界 こんにちは 안녕 हिन्दी ไทย עברית العربية",
     "👍🏽 👩‍👩‍👧‍👦 🏳️‍🌈 \u200b\u200d\ufeff\u00ad", "\x00\x01\x1f\x7f\x85\u2028\u2029\u3000\ufffd", "a\r\nb\rc\n\n\n\nd",
     "def f(x):\n    if x <= 1:\n\t\treturn {'a': [1, 2]}  # no\n", "<|im_start|>user\nhi<|im_end|>\n",
-    "<|endoftext|><|fim_prefix|>x<|fim_suffix|>y<|fim_middle|>", "<|im_start|> <|im_end |> <tool_call>\n{}\n</tool_call>",
+    "<|endoftext|><|fim_prefix|>x<|fim_suffix|>y<|fim_middle|>", "<|im_start|> <|im_end |> <tool_call>\n{}</tool_call>",
     "\\begin{aligned} x^2 &= \\frac{1}{2} \\end{aligned}", "https://a.b/c?d=e&f=%20#g user@host.example", "_" * 99,
 ]  # fmt: skip
 
@@ -64,10 +63,11 @@ def main() -> None:
 
 def compare(file: Path, work: Path) -> None:
     from huggingface_hub import constants
+
     from local_hub import Hub, serving
 
     prompts = compared_tokens(file)
-    print("| engine.model | float32 | bfloat16 | largest logit | seconds to load |\n|---|---|---|---|---|", flush=True)
+    print("| engine.model | float32 | bfloat16 | largest logit |\n|---|---|---|---|", flush=True)
     expected = logits(plain_file(file), prompts)
     model, tokenizer = report("the file", file, prompts, expected)
     for part in (model.to(torch.bfloat16), tokenizer):
@@ -192,16 +192,14 @@ def logits(model: Any, prompts: Sequence[Tensor]) -> tuple[list[Tensor], list[Te
 
 def report(what: str, name: Path | str, prompts: Sequence[Tensor], expected: tuple[list[Tensor], list[Tensor]]) -> Any:
     """Load a model by a name, print a row of the table; the model and its tokenizer."""
-    began = time.perf_counter()
     model, tokenizer = model_by_name(str(name), texts=list, seed=0)
-    seconds = time.perf_counter() - began
     found = logits(model.eval(), prompts)
     far = [
         max(float((one - other).abs().max()) for one, other in zip(ours, plain, strict=True))
         for ours, plain in zip(found, expected, strict=True)
     ]
     largest = max(float(one.abs().max()) for one in expected[0])
-    print(f"| {what} | {far[0]:.1e} | {far[1]:.1e} | {largest:.1f} | {seconds:.0f} |", flush=True)
+    print(f"| {what} | {far[0]:.1e} | {far[1]:.1e} | {largest:.1f} |", flush=True)
     return model, tokenizer
 
 

@@ -147,7 +147,7 @@ def is_large(path: str) -> bool:
 def serving(hub: Hub) -> Iterator[Hub]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler(hub))
     server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=[0.02], daemon=True).start()
     hub.address = f"http://127.0.0.1:{server.server_port}"
     try:
         yield hub
