@@ -370,3 +370,4 @@ def test_tables_are_not_cut(spear, monkeypatch, command, width):
     code, text = spear(*command)
     assert code == 0
     assert "…" not in text
+    assert command != ["list"] or "GGUF" in text, "every kind of model is named"

@@ -783,6 +783,14 @@ def test_a_gguf_file_of_the_hub_is_downloaded_with_its_parts_and_nothing_else(hu
         assert sorted(hub.downloads()) == files
     with pytest.raises(ConfigError, match=r"owner/files-GGUF/none.gguf is no file of owner/files-GGUF"):
         loaded("owner/files-GGUF/none.gguf")
+    with monkeypatch.context() as offline:
+        offline.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        with pytest.raises(ConfigError, match=r"none.gguf is no file of owner/files-GGUF on the hub, or in the cache$"):
+            loaded("owner/files-GGUF/none.gguf")
+        with pytest.raises(
+            ConfigError, match=r"owner/files-GGUF on the hub, or in the cache, is no transformers model"
+        ):
+            loaded("owner/files-GGUF")
     (folder / "mmproj-F16.gguf").write_bytes(b"GGUF of a vision tower")
     model.config.save_pretrained(folder)  # as many repositories of GGUF files have it
     hub.add("owner/with-config", folder)

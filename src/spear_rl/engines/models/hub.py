@@ -109,7 +109,7 @@ def fetched(model: HubId, *, with_weights: bool = True, with_code: bool = False)
         pattern = f"{piece['stem']}*" if piece else _SPLIT.sub(r"-*\1", model.file)
         file = _download(model, [pattern], nested=True) / model.file
         if not file.is_file():
-            raise ConfigError(f"engine.model: {model.model} is no file of {model.repo} on the hub")
+            raise ConfigError(f"engine.model: {model.model} is no file of {model.repo} on the hub, or in the cache")
         return file
     folder = _download(model, [*SMALL, *(["*.py"] if with_code else [])])
     is_adapter, has_config = ((folder / name).is_file() for name in ("adapter_config.json", "config.json"))
@@ -117,8 +117,8 @@ def fetched(model: HubId, *, with_weights: bool = True, with_code: bool = False)
         _refuse_gguf(model)
     if not is_adapter and not has_config:
         raise ConfigError(
-            f"engine.model: {model} on the hub is no transformers model: it has no config.json (of a repository with "
-            "GGUF files name one: engine.model=owner/name/file.gguf)"
+            f"engine.model: {model} on the hub, or in the cache, is no transformers model: it has no config.json (of a "
+            "repository with GGUF files name one: engine.model=owner/name/file.gguf)"
         )
     if not with_weights:
         return folder
@@ -126,7 +126,9 @@ def fetched(model: HubId, *, with_weights: bool = True, with_code: bool = False)
         _download(model, names, nested=True)
         if missing := [name for name in names if not (folder / name).is_file()]:
             if len(missing) < len(names):
-                raise ConfigError(f"engine.model: {model} on the hub lacks {missing[0]}, which its index names")
+                raise ConfigError(
+                    f"engine.model: {model} on the hub, or in the cache, lacks {missing[0]}, which its index names"
+                )
             continue
         return folder
     if not is_adapter:
