@@ -38,7 +38,7 @@ CHATS = [
         {"role": "assistant", "content": "```python\nprint(12345 * 67)\n```"},
         {"role": "user", "content": "827115"},
     ],
-    [{"role": "user", "content": "Grüße, 世界! e\u0301 and é, 👩‍👩‍👧, \u202b\u05e9\u05dc\u202c"}],
+    [{"role": "user", "content": "Grüße, 世界! e\u0301 and é, 👩‍👩‍👧, \u202b\u05e9\u05dc\u05d5\u05dd\u202c"}],
     [SYSTEM, {"role": "user", "content": "def f(x):\n\treturn  x**2   # \t\t 1000000\r\n" * 8}],
 ]
 TEXTS = [
@@ -46,7 +46,8 @@ TEXTS = [
     "e\u0301 é ﬁ Å Å ㎏ ① ½", "naïve Ελλάδα Привет 你好,世界 こんにちは 안녕 हिन्दी ไทย עברית العربية",
     "👍🏽 👩‍👩‍👧‍👦 🏳️‍🌈 \u200b\u200d\ufeff\u00ad", "\x00\x01\x1f\x7f\x85\u2028\u2029\u3000\ufffd", "a\r\nb\rc\n\n\n\nd",
     "def f(x):\n    if x <= 1:\n\t\treturn {'a': [1, 2]}  # no\n", "<|im_start|>user\nhi<|im_end|>\n",
-    "<|endoftext|><|fim_prefix|>x<|fim_suffix|>y<|fim_middle|>", "<|im_start|> <|im_end |> <tool_call>\n{}</tool_call>",
+    "<|endoftext|><|fim_prefix|>x<|fim_suffix|>y<|fim_middle|>",
+    "<|im_start|> <|im_end |> <tool_call>\n{}\n</tool_call>",
     "\\begin{aligned} x^2 &= \\frac{1}{2} \\end{aligned}", "https://a.b/c?d=e&f=%20#g user@host.example", "_" * 99,
 ]  # fmt: skip
 

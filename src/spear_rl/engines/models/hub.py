@@ -169,7 +169,7 @@ def _files(model: HubId) -> list[str]:
     from huggingface_hub import HfApi
 
     with contextlib.suppress(Exception), _bounded_waits():
-        return HfApi().list_repo_files(model.repo, revision=_commits.get(str(model)) or model.revision or None)
+        return list(HfApi().list_repo_files(model.repo, revision=_commits.get(str(model)) or model.revision or None))
     return []
 
 
