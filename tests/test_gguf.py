@@ -505,6 +505,13 @@ def test_a_file_that_is_cut_off_says_so(tmp_path, share):
     assert "\n" not in str(caught.value)
 
 
+def test_metadata_that_is_no_text_is_damage_and_no_matter_of_a_json_file(tmp_path):
+    path = write(tmp_path / "m.gguf", "qwen2", tensors_of(plain_model("qwen2", tied=True), "qwen2", head=False))
+    path.write_bytes(path.read_bytes().replace(b"{% for m in", b"{\xff for m in", 1))
+    with pytest.raises(ConfigError, match=r"m\.gguf is damaged \('utf-8' codec .*\): download it again$"):
+        loaded(path)
+
+
 def test_other_files_and_architectures_are_refused(tmp_path):
     (tmp_path / "text.gguf").write_text("not what it seems")
     with pytest.raises(ConfigError, match="does not begin with GGUF"):
