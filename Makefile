@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 WEIGHTS := $(VENV)/.smollm2
 
-.PHONY: install dev smollm2 quickstart test test-newcomer test-stock test-verl test-fast check docs dist pages format clean
+.PHONY: install dev smollm2 quickstart test test-newcomer test-stock test-verl test-oldest test-fast check docs dist pages format clean
 
 install: $(STAMP)
 
@@ -66,6 +66,15 @@ test-verl:
 	.venv-verl/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
 	.venv-verl/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 verl==0.9.1 pytest -e '.[verl]'
 	.venv-verl/bin/python -m pytest --noconftest tests/with_verl
+
+# The quick tests with the oldest versions that pyproject.toml admits, in an environment of its own. torch 2.6 brings 3 GB of CUDA.
+OLDEST := .[train,view,webshop,math,gguf,lora,gymnasium,search,mcp]
+test-oldest:
+	test -d .venv-oldest || $(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/pip install --quiet --disable-pip-version-check uv
+	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python --resolution lowest-direct \
+		-e '$(OLDEST)' 'pytest>=8' 'pytest-xdist>=3.6' 'hypothesis>=6.100' 'pillow>=10'
+	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -m 'not slow' -n $(TEST_PROCESSES) --dist loadfile
 
 test-fast: dev
 	$(PYTEST) -m 'not slow'
