@@ -67,7 +67,7 @@ test-verl:
 	.venv-verl/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 verl==0.9.1 pytest -e '.[verl]'
 	.venv-verl/bin/python -m pytest --noconftest tests/with_verl
 
-# The quick tests with the oldest versions that pyproject.toml admits, in an environment of its own. torch 2.6 brings 3 GB of CUDA.
+# The quick tests with the oldest versions that pyproject.toml admits, in an environment of its own (its torch brings 3 GB of CUDA).
 OLDEST := .[train,view,webshop,math,gguf,lora,gymnasium,search,mcp]
 test-oldest:
 	test -d .venv-oldest || $(PYTHON) -m venv .venv-oldest

@@ -306,6 +306,10 @@ def test_the_differences_of_the_small_tasks_are_those_of_the_kept_results():
     step_part = tool.Cells(ROOT / "experiments" / "results" / "step_part.csv")
     fresh = [line for line in tool.tables(step_part, ["ours", "ours_step"]) if line.startswith("| `")]
     assert [row for row in fresh[:5] + fresh[10:15] if row not in details] == []
+    ablations = tool.Cells(ROOT / "experiments" / "results" / "ablations.csv")
+    changed = [line.split("|", 2)[2] for line in tool.changes(ablations, "paper")][2:]
+    assert len(changed) == 14
+    assert [row for row in changed if row not in details] == []
     page = (ROOT / "README.md").read_text("utf-8")
     readme = re.findall(r"^\| `.*\| ([\d.]+) \| (.*) \| (.*) \|$", page, re.MULTILINE)
     gains = [tuple(tool.interval(cells.by_seed(task, arm)) for arm in ("ours", "paper")) for task in cells.tasks]
@@ -334,6 +338,12 @@ def test_a_table_of_differences_is_what_pencil_and_paper_give(tmp_path):
     assert tool.interval([19, 20, 21]) == "**+20.0 (+17.5 to +22.5)**"
     assert tool.interval([1, 2]) == "-"
     assert cells.base_mean("t") == pytest.approx(0.38)
+    of_one_base = [",".join(tool.COLUMNS), *(line.replace("t,a,", "t,,") for line in lines[1:7])]
+    (tmp_path / "kept.csv").write_text("\n".join(of_one_base) + "\n", "utf-8")
+    # the standard error of 10, 20 and 30 is 5.77
+    assert [*tool.changes(tool.Cells(tmp_path / "kept.csv"), "ours")][2:] == [
+        "| base | -20.0 (-44.8 to +4.8) | -20.0 (5.8) |"
+    ]
 
 
 def test_the_figures_can_be_drawn_from_the_tables_and_are_small(tmp_path):

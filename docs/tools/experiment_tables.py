@@ -2,17 +2,21 @@
 
     python docs/tools/experiment_tables.py keep OUT/results.json experiments/results/NAME.csv
     python docs/tools/experiment_tables.py print experiments/results/NAME.csv [ARM ...]
+    python docs/tools/experiment_tables.py changes experiments/results/NAME.csv REFERENCE
 
 `print` writes two tables of differences to the arm `base` in points: by task and base algorithm, with a 95 % t-interval
-over the seeds; and by task, with one over the seeds' means of all base algorithms. A test compares the pages with them.
+over the seeds; and by task, with one over the seeds' means of all base algorithms. `changes` writes the differences of
+all arms to REFERENCE: by task, with such an interval, and the mean of all pairs with its standard error. A test compares
+the pages with them.
 """
 
 import csv
 import json
+import math
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 
 from spear_rl.app.compare.estimates import over_seeds
 
@@ -36,15 +40,16 @@ class Cells:
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
         self.values = {(r["task"], r["base"], r["arm"], int(r["seed"])): float(r["eval_mean"]) for r in rows}
-        self.tasks, self.bases = (list(dict.fromkeys(row[name] for row in rows)) for name in ("task", "base"))
+        names = ("task", "base", "arm")
+        self.tasks, self.bases, self.arms = (list(dict.fromkeys(row[name] for row in rows)) for name in names)
 
-    def differences(self, task: str, base: str, arm: str) -> dict[int, float]:
-        """Seed -> arm minus base in points, of the seeds that have both."""
+    def differences(self, task: str, base: str, arm: str, reference: str = "base") -> dict[int, float]:
+        """Seed -> arm minus reference in points, of the seeds that have both."""
         found = {}
         for (*cell, seed), value in self.values.items():
-            reference = self.values.get((task, base, "base", seed))
-            if cell == [task, base, arm] and reference is not None:
-                found[seed] = 100 * (value - reference)
+            other = self.values.get((task, base, reference, seed))
+            if cell == [task, base, arm] and other is not None:
+                found[seed] = 100 * (value - other)
         return found
 
     def by_seed(self, task: str, arm: str) -> list[float]:
@@ -81,11 +86,26 @@ def tables(cells: Cells, arms: Iterable[str]) -> Iterator[str]:
         yield ""
 
 
+def changes(cells: Cells, reference: str) -> Iterator[str]:
+    """Lines of Markdown, for a plan with one base algorithm."""
+    yield f"| changed | {' | '.join(f'`{task}`' for task in cells.tasks)} | mean |"
+    yield "|---" * (2 + len(cells.tasks)) + "|"
+    for arm in cells.arms:
+        if arm == reference:
+            continue
+        each = [list(cells.differences(task, "", arm, reference).values()) for task in cells.tasks]
+        pairs = [value for own in each for value in own]
+        mean = f"{fmean(pairs):+.1f} ({stdev(pairs) / math.sqrt(len(pairs)):.1f})"
+        yield f"| {arm} | {' | '.join(map(interval, each))} | {mean} |"
+
+
 def main() -> None:
     what, path, *others = sys.argv[1:]
     if what == "keep":
         with Path(others[0]).open("w", newline="", encoding="utf-8") as file:
             csv.writer(file, lineterminator="\n").writerows([COLUMNS, *kept(Path(path))])
+    elif what == "changes":
+        print("\n".join(changes(Cells(Path(path)), *others)))
     else:
         print("\n".join(tables(Cells(Path(path)), others or ["ours"])))
 
