@@ -6,8 +6,8 @@
 
 `print` writes two tables of differences to the arm `base` in points: by task and base algorithm, with a 95 % t-interval
 over the seeds; and by task, with one over the seeds' means of all base algorithms. `changes` writes the differences of
-all arms to REFERENCE: by task, with such an interval, and the mean of all pairs with its standard error. A test compares
-the pages with them.
+all arms to REFERENCE: by task, with such an interval, and the mean of all pairs with its standard error. A test
+compares the pages with them.
 """
 
 import csv
