@@ -30,6 +30,7 @@ from spear_rl.app.compare import (
 )
 from spear_rl.app.config import load, to_toml
 from spear_rl.errors import MissingExtraError, UserError
+from spear_rl.io.jsonl import gaps, spans
 
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 TASKS = 20
@@ -196,6 +197,13 @@ def break_run(path, damage):
         (path / "metrics.jsonl").write_text('{"step": 0}\n{"step": \n{"step": 2}\n')
     elif damage == "no step":
         (path / "metrics.jsonl").write_text('{"step": 0}\n[1]\n')
+    elif damage in ("far step", "step below 0"):
+        step = 10**11 if damage == "far step" else -1
+        (path / "metrics.jsonl").write_text(f'{{"step": 0}}\n{{"step": {step}}}\n')
+    elif damage == "far evaluation":
+        (path / "eval.jsonl").write_text('{"step": 1%s, "success": 0.5, "low": 0.4, "high": 0.6}\n' % ("0" * 400))
+    elif damage == "deep config":
+        (path / "config.toml").write_text("a" + ".a" * 2000 + " = 1\n")
     elif damage == "no share":
         (path / "eval.jsonl").write_text('{"step": 4, "success": 1e308, "low": 0.4, "high": 1.0}\n')
     elif damage == "bad eval":
@@ -220,6 +228,10 @@ def break_run(path, damage):
         ("empty metrics", "has no metrics"),
         ("bad line", "metrics.jsonl, line 2 is not valid JSON"),
         ("no step", "metrics.jsonl, line 2 is no JSON object with a step"),
+        ("far step", "metrics.jsonl, line 2 is no JSON object with a step"),
+        ("step below 0", "metrics.jsonl, line 2 is no JSON object with a step"),
+        ("far evaluation", "eval.jsonl, line 1 is no JSON object with a step"),
+        ("deep config", "config.toml is not valid TOML"),
         ("bad eval", "eval.jsonl, line 1 does not say low as a share"),
         ("no share", "eval.jsonl, line 1 does not say success as a share"),
         ("bad split", "eval.jsonl, the row of step 4 has no shares in solved or also"),
@@ -235,6 +247,13 @@ def test_what_is_no_whole_run_folder_is_named_with_what_is_wrong(tmp_path, damag
         load_run(path)
     assert str(path) in str(error.value)
     assert says in str(error.value)
+
+
+@quick
+@given(st.sets(st.integers(0, 30)), st.integers(0, 30))
+def test_gaps_are_the_numbers_that_are_left_out(numbers, end):
+    assert gaps(sorted(numbers), end) == spans(n for n in range(end) if n not in numbers)
+    assert gaps(sorted(numbers), 10**9 + end).endswith(f"-{10**9 + end - 1}")
 
 
 def test_a_missing_folder_no_folder_at_all_and_a_file_as_out_are_refused(tmp_path):

@@ -35,7 +35,7 @@ from conftest import logged
 from spear_rl.app.compare.experiment import commands, jobs_of, live, read_plan, results_of_plan
 from spear_rl.app.compare.experiment.about import cells_ran_on
 from spear_rl.app.compare.experiment.cells import cell_of, gpus
-from spear_rl.app.compare.experiment.curves import NAMES, Line, Panels
+from spear_rl.app.compare.experiment.curves import NAMES, Line, Panels, _ages
 from spear_rl.app.compare.experiment.figures import _fill, draw_all
 from spear_rl.app.compare.experiment.measures import MEASURES
 from spear_rl.app.compare.experiment.plan import BUDGET
@@ -731,6 +731,12 @@ def fabricate(folder, config, rng, *, families=("red", "gold"), level=0.5):
 
 def write_rows(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_an_age_that_no_number_holds_is_left_out_of_the_figure(tmp_path):
+    played = [{"age": 2}, {"age": 10**400}, {"age": -(10**400)}, {"age": True}, {"age": "2"}, {"age": 1}]
+    write_rows(tmp_path / "draws.jsonl", [{"step": 1, "draws": played}])
+    assert _ages(tmp_path) == {1.0: 0.5, 2.0: 0.5}
 
 
 T_975 = {1: 12.7062047, 2: 4.3026527, 3: 3.1824463, 4: 2.7764451}

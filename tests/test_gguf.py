@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 import sys
 from pathlib import Path
 
@@ -503,6 +504,15 @@ def test_a_file_that_is_cut_off_says_so(tmp_path, share):
     with pytest.raises(ConfigError, match="is cut off") as caught:
         loaded(path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [0, 7, 8])  # of small numbers, truth values, texts
+def test_a_list_that_is_longer_than_its_file_ends_with_it(tmp_path, kind):
+    key = struct.pack("<Q", 3) + b"a.b"
+    header = struct.pack("<IQQ", 3, 0, 1) + key + struct.pack("<IIQ", 9, kind, 2**40)
+    (tmp_path / "m.gguf").write_bytes(b"GGUF" + header + bytes(64))
+    with pytest.raises(ConfigError, match="is cut off or damaged"):
+        loaded(tmp_path / "m.gguf")
 
 
 def test_metadata_that_is_no_text_is_damage_and_no_matter_of_a_json_file(tmp_path):

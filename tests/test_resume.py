@@ -281,6 +281,12 @@ def test_a_run_without_any_readable_settings_is_refused(spear, run, damage):
     assert "there is no checkpoint" in text or "holds no run" in text
 
 
+def test_settings_nested_too_deep_to_be_read_are_damage(tmp_path):
+    (tmp_path / "config.toml").write_text("a = " + "[" * 20_000)
+    with pytest.raises(CheckpointError, match=r"config\.toml is damaged \(maximum recursion depth"):
+        stored(tmp_path)
+
+
 def test_a_checkpoint_of_the_older_format_goes_on_with_config_toml_and_says_so(spear, run, longer):
     for checkpoint in checkpoints(run / "checkpoints"):
         manifest = json.loads((checkpoint / "checkpoint.json").read_text())

@@ -304,7 +304,7 @@ def _read(path: Path) -> tuple[dict[str, Any], str, str]:
         return {}, "is missing", ""
     except OSError as error:
         return {}, f"cannot be read: {error.strerror}", ""
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return {}, f"is damaged ({error})", ""
     last = text.rstrip("\n").rpartition("\n")[2]
     if last.startswith(_END) and last.removeprefix(_END) in ("train", "sft"):

@@ -11,6 +11,9 @@ from spear_rl.errors import ConfigError
 from spear_rl.io.escaping import in_words
 from spear_rl.io.files import flush, write_whole, writing
 
+_STEPS = 10**9
+"""More than a run takes. A row of a later step is damage: what counts or draws steps would not end."""
+
 
 @dataclass
 class Rows:
@@ -38,7 +41,7 @@ def read_rows(path: Path) -> Rows:
             continue
         try:
             row = json.loads(line.decode("utf-8"))
-            if not isinstance(row, dict) or type(row.get("step")) is not int:
+            if not isinstance(row, dict) or type(row.get("step")) is not int or not 0 <= row["step"] < _STEPS:
                 raise ValueError("is no JSON object with a step")
         except (ValueError, RecursionError) as error:
             if number <= len(whole):  # an incomplete last line, as after a kill, is no fault
@@ -94,8 +97,8 @@ def mend_rows(path: Path, *, from_step: int, complete: bool = False) -> list[str
             before = aside.read_bytes() if aside.is_file() else b""
             new = [line for line in found.damaged if line not in before.split(b"\n")]
             write_whole(aside, before + b"".join(line + b"\n" for line in new))
-        if complete and (missing := [step for step in range(from_step) if step not in kept]):
-            notes.append(f"{path.name} lacks the rows of steps {spans(missing)}; they cannot be made again")
+        if complete and (missing := gaps(kept, from_step)):
+            notes.append(f"{path.name} lacks the rows of steps {missing}; they cannot be made again")
         content = b"".join(json.dumps(row).encode() + b"\n" for row in kept.values())
         if path.exists() and content != path.read_bytes():
             write_whole(path, content)
@@ -111,6 +114,16 @@ def spans(numbers: Iterable[int]) -> str:
         else:
             parts.append([number])
     return ", ".join("-".join(map(str, part)) for part in parts)
+
+
+def gaps(numbers: Iterable[int], end: int) -> str:
+    """What ascending numbers from 0 leave out before `end`, as ranges; found without counting up to there."""
+    parts, start = list[str](), 0
+    for number in [*(number for number in numbers if number < end), end]:
+        if number > start:
+            parts.append(f"{start}-{number - 1}" if number - 1 > start else str(start))
+        start = number + 1
+    return ", ".join(parts)
 
 
 def flush_rows(run_dir: Path) -> None:

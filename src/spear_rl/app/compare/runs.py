@@ -10,7 +10,7 @@ from typing import Any
 
 from spear_rl.app.compare.estimates import Estimate
 from spear_rl.errors import UserError
-from spear_rl.io.jsonl import read_rows, spans
+from spear_rl.io.jsonl import gaps, read_rows
 
 WINDOW = 5
 """Steps of a moving average."""
@@ -85,8 +85,8 @@ def load_run(path: Path) -> RunRecord:
             advice = "delete the line, or resume the run to have it mended"
             raise UserError(f"{path}: eval.jsonl, the row of step {step} has no shares in solved or also; {advice}")
     taken, planned = max([max(rows) + 1, *evals]), settings["run.steps"]
-    missing = [step for step in range(taken) if step not in rows]
-    lacking = f"without the rows of steps {spans(missing)} in metrics.jsonl" if missing else ""
+    missing = gaps(rows, taken)
+    lacking = f"without the rows of steps {missing} in metrics.jsonl" if missing else ""
     if summary is not None and summary.get("steps") == max(taken, planned):
         before, after = _estimate(summary.get("success_before")), _estimate(summary.get("success_after"))
         return RunRecord(path, settings, rows, evals, before, after, lacking)
@@ -104,7 +104,7 @@ def load_run(path: Path) -> RunRecord:
 def _settings(path: Path) -> dict[str, Any]:
     if not (path / "config.toml").is_file():
         raise UserError(f"{path} is no run folder: it has no config.toml")
-    settings = dict(_flat(_parsed(path, "config.toml", tomllib.loads)))
+    settings: dict[str, Any] = _parsed(path, "config.toml", lambda text: dict(_flat(tomllib.loads(text))))
     for key, kind in (("algorithm.name", str), ("task.env", str), ("run.seed", int), ("run.steps", int)):
         if not isinstance(settings.get(key), kind):
             raise UserError(f"{path}: config.toml does not say {key}")

@@ -10,7 +10,7 @@ from spear_rl.app.show.episodes import newest_lines
 from spear_rl.app.show.text import Words
 from spear_rl.errors import UserError
 from spear_rl.io.escaping import indented
-from spear_rl.io.jsonl import read_rows, spans
+from spear_rl.io.jsonl import gaps, read_rows
 from spear_rl.io.record import read_record
 from spear_rl.train.callbacks import WARNINGS, warning_texts
 
@@ -73,8 +73,8 @@ def _lines(run_dir: Path) -> list[str]:
         lines += ["", f"step {step}:"]
         lines += [f"  {name:32s} {_number(value)}" for name, value in row.items() if name != "step"]
         lines.append("`spear show metrics` explains these names")
-        missing = [number for number in range(step) if number not in rows.by_step]
-        lines += [f"metrics.jsonl lacks the rows of steps {spans(missing)}"] if missing else []
+        missing = gaps(rows.by_step, step)
+        lines += [f"metrics.jsonl lacks the rows of steps {missing}"] if missing else []
     return [indented(line) for line in lines]
 
 

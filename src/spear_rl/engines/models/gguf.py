@@ -171,11 +171,22 @@ def _one_sentence(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _one_reader() -> Iterator[None]:
-    """Have every file opened once: parsing a vocabulary takes seconds, and transformers does so several times."""
+    """Have every file opened once: parsing a vocabulary takes seconds, and transformers does so several times.
+
+    A read behind the end of a file is an error: gguf's own finds nothing, so a list said to be endless would be.
+    """
     import gguf
 
     own = gguf.GGUFReader
-    opened = cache(own)
+
+    class Bounded(own):  # type: ignore[misc, valid-type]
+        def _get(self, offset: int, dtype: Any, count: int = 1, *arguments: Any, **options: Any) -> Any:
+            found = super()._get(offset, dtype, count, *arguments, **options)
+            if len(found) < count:
+                raise ValueError(f"the file ends before {offset} + {count}")
+            return found
+
+    opened = cache(Bounded)
     gguf.GGUFReader = lambda path, *arguments: opened(str(path), *arguments)
     try:
         yield

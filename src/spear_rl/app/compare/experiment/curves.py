@@ -149,7 +149,7 @@ def _of_draws(shares: Callable[[Path], Mapping[float, float]]) -> Callable[[Arm]
 
 
 def _ages(path: Path) -> dict[float, float]:
-    ages = Counter(draw["age"] for draw in draws(path) if type(draw.get("age")) is int)
+    ages = Counter(draw["age"] for draw in draws(path) if type(draw.get("age")) is int and abs(draw["age"]) < 10**9)
     return {float(age): count / ages.total() for age, count in sorted(ages.items())}
 
 
