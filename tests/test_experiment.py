@@ -1326,12 +1326,15 @@ def test_a_report_on_existing_runs_does_not_replace_that_of_another(spear, tmp_p
         (["--primary", "eval_x"], "--primary cannot be 'eval_x'"),
         (["--primary", "also_mean"], "--primary=also_mean: no run has it; they have: eval_mean, eval_final, eval_best"),
         (["--reference", "nobody"], "--reference is no arm of these runs"),
+        (["--reference", "endless"], "--reference is no arm of these runs"),
         (["--jobs", "2"], "are for a plan"),
         (["--dry-run"], "are for a plan"),
         (["missing"], "missing is not a folder: name one plan, or folders of runs only"),
     ],
 )
-def test_options_that_do_not_fit_existing_runs_are_refused(spear, tmp_path, arguments, says):
+def test_options_that_do_not_fit_existing_runs_are_refused(spear, tmp_path, arguments, says, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "endless").symlink_to("endless")
     run = existing(tmp_path, "grpo", 0)
     code, printed = spear("experiment", run, *arguments, "--out", tmp_path / "out")
     assert (code, says in printed) == (2, True), printed

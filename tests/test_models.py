@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import shutil
 from functools import partial
 from importlib.util import find_spec
@@ -19,6 +20,7 @@ from spear_rl.engines.hf import HFEngine
 from spear_rl.engines.models.load import model_by_name, model_in_folder
 from spear_rl.engines.models.tiny import TINY_SIZES, tiny_model, tiny_tokenizer
 from spear_rl.errors import ConfigError, UserError
+from spear_rl.io.files import is_pointer, unreadable_file
 from spear_rl.rollout import ChatRenderer, Sampling
 
 
@@ -105,6 +107,14 @@ def test_a_pointer_of_git_lfs_is_named(folder, file):
     (folder / file).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
     with pytest.raises(ConfigError, match=rf"{file} is a pointer of git-lfs, not the file itself: run git lfs pull$"):
         model_by_name(str(folder / file if file == "model.gguf" else folder), texts=list, seed=0)
+
+
+@pytest.mark.parametrize("name", ["a.bin", "model.safetensors", "other.json"])
+def test_a_pipe_beside_a_damaged_model_is_named_and_not_waited_for(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    (tmp_path / "z.json").write_text("{")
+    assert not is_pointer(tmp_path / name)
+    assert unreadable_file(tmp_path) == f"{name} is a pipe, not a file: remove it"
 
 
 @pytest.mark.parametrize("end", ["x", [[1]], 1.5, [1, None], True])

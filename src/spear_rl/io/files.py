@@ -59,6 +59,8 @@ def unreadable_file(folder: Path) -> str:
     """The first file of a model's folder that cannot be read, with the reason, which loaders often say of no file."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         try:
+            if path.is_fifo():
+                return f"{path.name} is a pipe, not a file: remove it"
             if is_pointer(path):
                 return f"{path.name} is a pointer of git-lfs, not the file itself: run git lfs pull"
             if path.suffix == ".safetensors":
@@ -81,6 +83,8 @@ def unreadable_file(folder: Path) -> str:
 def is_pointer(path: Path) -> bool:
     """Whether git-lfs left the name of a file's content in its place, as without `git lfs pull`."""
     start = b"version https://git-lfs"
+    if not path.is_file():  # a pipe would be waited for
+        return False
     with contextlib.suppress(OSError), path.open("rb") as file:
         return file.read(len(start)) == start
     return False

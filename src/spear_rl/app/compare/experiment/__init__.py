@@ -3,6 +3,7 @@
 Reads settings and run folders only; the runs are processes of their own, so torch is never imported here.
 """
 
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -125,7 +126,8 @@ def results_of_runs(
 
 def _is_called(arm: Arm, name: str) -> bool:
     """Whether an arm has this label, or the run in this folder."""
-    return arm.label == name or any(run.path.resolve() == Path(name).resolve() for run in arm.runs)
+    place = os.path.realpath(name)  # Path.resolve fails at a link that leads to itself
+    return arm.label == name or any(os.path.realpath(run.path) == place for run in arm.runs)
 
 
 def _task(run: RunRecord) -> str:
