@@ -16,7 +16,9 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
+from spear_rl.app.show.view import runs as runs_module
 from spear_rl.app.show.view.report import write_report
+from spear_rl.app.show.view.runs import GrowingRows
 from spear_rl.app.show.view.server import ViewServer
 from spear_rl.io.escaping import one_line
 from spear_rl.io.http import site
@@ -224,6 +226,15 @@ def test_an_answer_that_nobody_reads_is_dropped_and_one_that_is_read_slowly_is_n
             while server.server.server_state.connections and time.monotonic() < until:
                 time.sleep(0.1)
             assert not server.server.server_state.connections
+
+
+def test_a_file_of_rows_that_never_ends_a_line_is_not_read_into_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs_module, "_MAX_LINE", 2**16)
+    rows = GrowingRows(tmp_path / "metrics.jsonl")
+    rows.path.write_text('{"step": 0}\n')
+    os.truncate(rows.path, 2**40)
+    rows.refresh()
+    assert list(rows.by_step) == [0]
 
 
 def test_tokens_that_spell_markup_are_text(tmp_path):

@@ -33,6 +33,8 @@ _PLACES = 10**9
 _DRAWS_BEGIN = re.compile(rb'\{"step": (\d{1,9}), "draws": \[')
 _DRAWN = re.compile(rb'"episode": "(\d{1,9})/(\d{1,9})"')  # never within a text, where quotes are escaped
 _MAX_RUNS, _MAX_CONFIG = 1000, 2**20
+_MAX_LINE = 2**26
+"""Bytes of a line of rows; a longer one, as of a file without lines, is not read on."""
 
 
 @dataclass
@@ -56,7 +58,7 @@ class GrowingRows:
                 if stat.st_ino != self._read[0] or stat.st_size < self._read[1]:  # a resume wrote it anew
                     self.by_step, self.num_damaged, self._read = {}, 0, (stat.st_ino, 0)
                 file.seek(self._read[1])
-                for line in file:
+                while line := file.readline(_MAX_LINE):
                     if not line.endswith(b"\n"):
                         break  # it is still being written
                     self._read = self._read[0], self._read[1] + len(line)
