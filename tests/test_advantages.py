@@ -140,6 +140,8 @@ def test_whole_number_rewards_are_not_rounded():
     values, groups = torch.tensor([1, 0, 0]), torch.tensor([0, 0, 0])
     assert group_relative(values, groups).tolist() == pytest.approx([2 / 3, -1 / 3, -1 / 3])
     assert leave_one_out(values, groups).tolist() == pytest.approx([1, -1 / 2, -1 / 2])
+    assert discounted_returns(torch.tensor([0, 0, 1]), discount=0.5).tolist() == [0.25, 0.5, 1.0]
+    assert discounted_returns(torch.tensor([False, True]), discount=0.5).tolist() == [0.5, 1.0]
 
 
 @quick

@@ -72,6 +72,14 @@ def test_reductions_of_nothing_are_zero():
     assert fixed_length_mean(values, mask, length=4).item() == 0.0
 
 
+@pytest.mark.parametrize("reduce", [token_mean, sequence_mean, partial(fixed_length_mean, length=4)])
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0)])
+def test_a_batch_without_rows_or_tokens_has_loss_zero(reduce, shape):
+    values = torch.zeros(shape, requires_grad=True)
+    inputs = LossInputs(values, values.detach(), values.detach(), torch.zeros(shape, dtype=torch.bool))
+    assert clipped_surrogate(inputs, reduce=reduce).loss.item() == 0.0
+
+
 @quick
 @given(seeds)
 def test_a_mask_of_numbers_reduces_like_one_of_booleans(seed):

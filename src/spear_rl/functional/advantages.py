@@ -43,7 +43,7 @@ def discounted_returns(rewards: Tensor, *, discount: float) -> Tensor:
     for reward in reversed(rewards.tolist()):  # plain numbers: a tensor per turn takes seven times as long
         future = reward + discount * future
         out.append(future)
-    return torch.tensor(out[::-1], dtype=rewards.dtype, device=rewards.device)
+    return _as_given(torch.tensor(out[::-1], dtype=torch.float64, device=rewards.device), rewards)
 
 
 def gigpo(

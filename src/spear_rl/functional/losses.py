@@ -68,12 +68,12 @@ def token_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 def sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
     """The mean over rows of each row's token mean: every sequence weighs the same (GRPO as published)."""
-    return (_masked(values, mask).sum(1) / mask.sum(1).clamp(min=1)).mean()
+    return (_masked(values, mask).sum(1) / mask.sum(1).clamp(min=1)).sum() / max(len(mask), 1)
 
 
 def fixed_length_mean(values: Tensor, mask: Tensor, *, length: int) -> Tensor:
     """Sum over tokens divided by a constant length, mean over rows: no reward for being long (Dr. GRPO)."""
-    return _masked(values, mask).sum() / (values.shape[0] * length)
+    return _masked(values, mask).sum() / (max(len(mask), 1) * length)
 
 
 def _masked(values: Tensor, mask: Tensor) -> Tensor:
