@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 import statistics
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -107,6 +109,23 @@ def test_a_saved_buffer_does_not_change_with_the_live_one():
     assert list(buffer.items) == [Stored("0.0", 1.0, 0)]
 
 
+def test_a_buffer_holds_no_more_than_its_capacity_whatever_it_is_given_or_restored_from():
+    saved = filled(4, 5, [[1.0, 2.0, 3.0]])
+    restored = ReplayBuffer[str](2, 5)
+    restored.load_state_dict(saved.state_dict())
+    assert list(restored.items) == list(saved.items)[1:]
+    assert list(ReplayBuffer(2, 5, items=list(saved.items)).items) == list(saved.items)[1:]
+
+
+def test_scalars_of_tensors_are_kept_as_plain_numbers():
+    buffer, history = ReplayBuffer[str](2, 5), RewardHistory(4)
+    buffer.add([("won", torch.tensor(1.0)), ("lost", 0)], 0)
+    history.add(torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.5]))
+    assert [type(stored.reward) for stored in buffer.items] == [float, float]
+    assert {type(number) for number in (*history.means, *history.stds)} == {float}
+    assert history.median() == 2.0
+
+
 # -- reward history -----------------------------------------------------------------------------------------------
 
 means = st.lists(references.rewards, min_size=1, max_size=15)
@@ -160,6 +179,14 @@ def test_the_order_of_means_inside_the_window_does_not_matter(values, rng, perce
 def test_a_percentile_of_nothing_says_so():
     with pytest.raises(ValueError, match="empty"):
         RewardHistory(3).median()
+
+
+@pytest.mark.parametrize("percent", [-1, 100.5, math.nan])
+def test_a_percent_that_is_none_is_refused(percent):
+    history = RewardHistory(3)
+    history.add([0.0, 1.0])
+    with pytest.raises(ValueError, match="from 0 to 100"):
+        history.percentile(percent)
 
 
 @quick

@@ -61,6 +61,8 @@ class ReplayBuffer(Generic[T]):
 
     def __post_init__(self) -> None:
         check_fields(self)
+        self.items = deque(self.items)
+        self._forget_oldest()
 
     def __len__(self) -> int:
         return len(self.items)
@@ -69,7 +71,10 @@ class ReplayBuffer(Generic[T]):
         self, scored: Iterable[tuple[T, float]], step: int, *, size_of: Callable[[T], int] = lambda item: 1
     ) -> None:
         """Remember (episode, reward) pairs that were played at `step`; each takes `size_of` it of the capacity."""
-        self.items.extend(Stored(item, reward, step, size_of(item)) for item, reward in scored)
+        self.items.extend(Stored(item, float(reward), step, size_of(item)) for item, reward in scored)
+        self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
         excess = sum(stored.size for stored in self.items) - self.capacity
         while excess > 0:
             excess -= self.items.popleft().size
@@ -93,6 +98,7 @@ class ReplayBuffer(Generic[T]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.items = deque(Stored(*entry) for entry in state["items"])
+        self._forget_oldest()
 
 
 @dataclass
@@ -113,8 +119,8 @@ class RewardHistory:
 
     def add(self, group_means: Iterable[float], stds: Iterable[float] = ()) -> None:
         """Take in groups, and the standard deviations within them; one of 0 is left out, as it compares nothing."""
-        self.means.extend(group_means)
-        self.stds.extend(std for std in stds if std > 0)
+        self.means.extend(map(float, group_means))
+        self.stds.extend(float(std) for std in stds if std > 0)
 
     @property
     def typical_std(self) -> float | None:
@@ -127,6 +133,8 @@ class RewardHistory:
 
     def percentile(self, percent: float) -> float:
         """Linear interpolation between the two nearest ranks; 0 is the smallest mean, 100 the largest."""
+        if not 0 <= percent <= 100:
+            raise ValueError(f"percent must be from 0 to 100 (it is {percent})")
         if not self.means:
             raise ValueError("a percentile of an empty reward history: add group means first")
         ordered = sorted(self.means)
