@@ -6,7 +6,9 @@ import os
 import random
 from functools import partial
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +28,7 @@ from spear_rl.rollout import (
 )
 from spear_rl.rollout.collect import Rollouts, collect_within, cut
 from spear_rl.train.step import collate, rows
-from spear_rl.types import Completion, Stop
+from spear_rl.types import Completion, Stop, Trajectory, Turn
 
 EMBEDDED = ("household", "lookup")
 """The environments that need no files."""
@@ -402,3 +404,15 @@ def test_ten_thousand_strange_answers_break_neither_environment_nor_renderer(tok
         )
         assert sum(group.num_failed for group in groups) == 0
         answered += sum(len(t.turns) for group in groups for t in group.trajectories)
+
+
+def test_numpys_numbers_make_the_same_batch_as_plain_ones():
+    def batch_of(number):
+        completion = Completion([3, 4], [number(-0.5), number(-1.0)], weights=[number(0.5), number(1.0)])
+        played = Trajectory([Turn([1, 2], completion, reward=1.0)], Stop.DONE)
+        return collate([played], [[number(2.0)]], pad_id=0)
+
+    plain, numpys = batch_of(float), batch_of(np.float64)
+    for name in ("old_logprobs", "advantages"):
+        assert torch.equal(getattr(plain, name), getattr(numpys, name))
+        assert getattr(numpys, name).dtype == torch.float32

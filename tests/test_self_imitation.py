@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -490,3 +491,14 @@ def test_a_replay_of_nothing_takes_no_random_number_from_the_base(off, priority)
     for one, other in zip(itertools.chain(*own), itertools.chain(*base), strict=True):
         assert torch.equal(one.batch.advantages, other.batch.advantages)
         assert torch.equal(one.batch.input_ids, other.batch.input_ids)
+
+
+def test_a_checkpoint_holds_no_numbers_of_numpy(tmp_path):
+    def above_half(groups):
+        return [np.full(len(t.turns), t.score - 0.5) for g in groups for t in g.trajectories]
+
+    algorithm = spear(replace(grpo(), advantages=above_half))
+    lived(algorithm, [group(0.0, 1.0)])
+    assert len(algorithm.imitation.buffer) == 1
+    torch.save(algorithm.state_dict(), tmp_path / "state.pt")
+    assert str(torch.load(tmp_path / "state.pt", weights_only=True)) == str(algorithm.state_dict())

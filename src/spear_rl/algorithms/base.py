@@ -189,11 +189,11 @@ class SelfImitation:
         if self.skip_invalid:
             unfit = [[buffer.unfit_reason(turn) for turn in t.turns] for t, _, _ in played]
             reasons = [[a or b for a, b in zip(*both, strict=True)] for both in zip(reasons, unfit, strict=True)]
-        deciding = self.admission(groups) if self.admission else turn_advantages
+        deciding = [[*map(float, a)] for a in (self.admission(groups) if self.admission else turn_advantages)]
         parts = self.step_parts(groups) if self.step_parts else [[0.0] * len(t.turns) for t, _, _ in played]
         remembered = [
             Remembered(
-                *(t, list(a), list(why), list(part), group.info.get("family", ""), group.task_id, number, *stats),
+                *(t, a, list(why), list(part), group.info.get("family", ""), group.task_id, number, *stats),
                 surprisal=buffer.surprisal(t, why) if self.priority else 0.0,
             )
             for number, ((t, group, stats), a, why, part) in enumerate(

@@ -62,7 +62,7 @@ class ReplayBuffer(Generic[T]):
     def __post_init__(self) -> None:
         check_fields(self)
         self.items = deque(self.items)
-        self._forget_oldest()
+        self.add((), step=0)  # makes room
 
     def __len__(self) -> int:
         return len(self.items)
@@ -72,9 +72,6 @@ class ReplayBuffer(Generic[T]):
     ) -> None:
         """Remember (episode, reward) pairs that were played at `step`; each takes `size_of` it of the capacity."""
         self.items.extend(Stored(item, float(reward), step, size_of(item)) for item, reward in scored)
-        self._forget_oldest()
-
-    def _forget_oldest(self) -> None:
         excess = sum(stored.size for stored in self.items) - self.capacity
         while excess > 0:
             excess -= self.items.popleft().size
@@ -98,7 +95,7 @@ class ReplayBuffer(Generic[T]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.items = deque(Stored(*entry) for entry in state["items"])
-        self._forget_oldest()
+        self.add((), step=0)  # makes room
 
 
 @dataclass

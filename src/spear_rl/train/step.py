@@ -237,11 +237,11 @@ def collate(
     line = torch.tensor([number for number, _ in answers]).repeat_interleave(sizes)
     begins = torch.tensor([answer.column for _, answer in answers])
     place = (line, torch.arange(int(ends[-1])) + (begins - (ends - sizes)).repeat_interleave(sizes))
-    advantages = torch.tensor([answer.advantage for _, answer in answers]).repeat_interleave(sizes)
+    advantages = torch.tensor([float(a.advantage) for _, a in answers]).repeat_interleave(sizes)
     if any(answer.completion.weights for _, answer in answers):
         weights = (a.completion.weights or [1.0] * len(a.completion.token_ids) for _, a in answers)
-        advantages = advantages * torch.tensor(list(chain.from_iterable(weights)))
-    old = torch.tensor(list(chain.from_iterable(answer.completion.logprobs for _, answer in answers)))
+        advantages = advantages * torch.tensor(list(map(float, chain.from_iterable(weights))))
+    old = torch.tensor(list(map(float, chain.from_iterable(a.completion.logprobs for _, a in answers))))
     trains = torch.tensor([answer.trains for _, answer in answers]).repeat_interleave(sizes)
     return EpisodeBatch(
         input_ids=input_ids,
