@@ -68,13 +68,16 @@ test-verl:
 	.venv-verl/bin/python -m pytest --noconftest tests/with_verl
 
 # The quick tests with the oldest versions that pyproject.toml admits, in an environment of its own (its torch brings 3 GB of CUDA).
-OLDEST := .[train,view,webshop,math,gguf,lora,gymnasium,search,mcp]
+# GGUF files want a newer transformers than the rest.
+OLDEST := .[train,view,webshop,math,lora,gymnasium,search,mcp]
 test-oldest:
 	test -d .venv-oldest || $(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/pip install --quiet --disable-pip-version-check uv
 	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python --resolution lowest-direct \
 		-e '$(OLDEST)' 'pytest>=8' 'pytest-xdist>=3.6' 'hypothesis>=6.100' 'pillow>=10'
 	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -m 'not slow' -n $(TEST_PROCESSES) --dist loadfile
+	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python --resolution lowest-direct -e '.[train,gguf]'
+	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -m 'not slow' tests/test_gguf.py
 
 test-fast: dev
 	$(PYTEST) -m 'not slow'
