@@ -75,7 +75,7 @@ def gigpo(
 def recalibrate(
     rewards: Tensor, baseline: float | Tensor, std: float | Tensor | None = None, *, eps: float = 1e-6
 ) -> Tensor:
-    """Advantages of replayed episodes against the current baseline instead of their own group's; 0 for just as much.
+    """Advantages of replayed episodes against the current baseline, not their own group's mean; 0 at the baseline.
 
     Args:
         std: a typical one of recent groups, for a base that divides by its group's: divides as in `group_relative`.

@@ -62,7 +62,7 @@ class ReplayBuffer(Generic[T]):
     def __post_init__(self) -> None:
         check_fields(self)
         self.items = deque(self.items)
-        self.add((), step=0)  # makes room
+        self.add((), step=0)  # evicts what exceeds the capacity
 
     def __len__(self) -> int:
         return len(self.items)
@@ -95,7 +95,7 @@ class ReplayBuffer(Generic[T]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.items = deque(Stored(*entry) for entry in state["items"])
-        self.add((), step=0)  # makes room
+        self.add((), step=0)  # evicts what exceeds the capacity
 
 
 @dataclass

@@ -87,7 +87,7 @@ class Slots:
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many leading tokens are equal. It bisects, because comparing slices is much faster than a loop."""
+    """Length of the common prefix of two token lists, by bisection: comparing slices is much faster than a loop."""
     same, end = 0, min(len(a), len(b))
     while same < end:
         middle = (same + end + 1) // 2

@@ -173,7 +173,8 @@ def _one_sentence(path: Path) -> Iterator[None]:
 def _one_reader() -> Iterator[None]:
     """Have every file opened once: parsing a vocabulary takes seconds, and transformers does so several times.
 
-    A read behind the end of a file is an error: gguf's own finds nothing, so a list said to be endless would be.
+    A read beyond the end of the file raises: gguf's own reader returns empty arrays there, so that a list whose header
+    gives a huge length would be read without end.
     """
     import gguf
 
@@ -355,7 +356,7 @@ def _was_tied(ends: Sequence[Any], types: dict[str, str]) -> bool:
 
 
 def _begins_tied(reader: Any) -> bool:
-    """As `_was_tied`, by the first rows alone: all of them take seconds and gigabytes."""
+    """`_was_tied` by the first 4,096 rows: dequantizing all of them takes seconds and gigabytes."""
     import torch
     from gguf.quants import dequantize
 

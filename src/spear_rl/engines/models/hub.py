@@ -202,9 +202,9 @@ def _download(model: HubId, patterns: Sequence[str], *, nested: bool = False) ->
 
 
 def _check_hash(path: Path, model: HubId) -> None:
-    """Refuse, and delete, a download whose content is not what the cache names it by: its SHA-256.
+    """Verify a download against its SHA-256, by which the cache names it; a file that differs is deleted and refused.
 
-    Hashing takes seconds per 10 GB, so the size and time of a file that was right are kept, and it is not read again.
+    Hashing takes seconds per 10 GB, so the size and mtime of a verified file are stored, and it is not hashed again.
     """
     blob = path.resolve()
     if not re.fullmatch(r"[0-9a-f]{64}", blob.name):

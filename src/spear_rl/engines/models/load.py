@@ -250,7 +250,7 @@ def check_config(name: Path | str, folder: Path) -> None:
 
 
 def _object_in(folder: Path, file: str, name: Path | str) -> dict[str, Any]:
-    """The JSON object in a small file of a model; empty without the file. transformers ignores some damaged ones."""
+    """The JSON object in a file of a model's folder; {} if there is none. transformers ignores some damaged files."""
     if not (folder / file).is_file():
         return {}
     try:

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def on_device(model: Any, device: torch.device | str | None, dtype: torch.dtype | None) -> Any:
-    """The model there, for inference; fixed weights are rounded before, so that they never take the room of float32."""
+    """The model on the device, in eval mode; frozen weights are cast before they move, which halves the peak memory."""
     for parameter in model.parameters():
         if dtype is not None and not parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
