@@ -101,4 +101,4 @@ def _above_group_minimum(values: Tensor, groups: Tensor) -> tuple[Tensor, Tensor
     lowest = torch.full_like(count, torch.inf).scatter_reduce_(0, index, exact, "amin")
     largest = torch.zeros_like(count).scatter_reduce_(0, index, exact.abs(), "amax")
     count.index_add_(0, index, torch.ones_like(exact))
-    return index, count, exact - lowest[index], 1e-12 * largest[index]
+    return index, count, exact - lowest[index], 1e-15 * largest[index]
